@@ -91,7 +91,10 @@ static TrainSpec model_of(int kind)
     case 10: s = tiny_latent(tiny_mixture(TINY_DEEPSEEK, 2), 12); break;
     case 11: s = tiny_further(tiny_llama(), 2); break;
     case 12: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
-    case 13: s = tiny_delta(tiny_llama()); break;
+    case 13: /* OLMo Hybrid's norms */
+        s = tiny_delta(tiny_llama()), s.model.block_norms = BLOCK_NORMS_POST, s.model.state_pre_norms = true;
+        s.model.delta.norm_eps = 1e-2f;
+        break;
     case 14: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
     case 15: s = tiny_singles(tiny_gpt2(), 4); break;
     case 16: s = tiny_further(tiny_nemotron(5), 1); break;

@@ -64,6 +64,7 @@ model.norm                 | rmsnorm      | loss
 model.norm_bias            | false        | loss | model.norm=layernorm
 model.norm_eps             | 1e-2         | loss
 model.block_norms          | post         | loss | model.bias=false
+model.state_norms          | pre          | loss | model.bias=false model.block_norms=post model.mixer=delta
 model.embed_scale          | 8            | loss | model.position=rope
 model.residual_scale       | 0.5          | loss
 model.logits_scale         | 0.5          | loss
@@ -95,6 +96,7 @@ model.delta_value_heads    | 16           | loss | model.mixer=delta
 model.delta_key_dim        | 16           | loss | model.mixer=delta
 model.delta_value_dim      | 16           | loss | model.mixer=delta
 model.delta_conv           | 3            | loss | model.mixer=delta
+model.delta_norm_eps       | 0.1          | loss | model.mixer=delta
 model.delta_negative       | true         | loss | model.mixer=delta
 model.kda_heads            | 2            | loss | model.mixer=kda
 model.kda_head_dim         | 16           | loss | model.mixer=kda

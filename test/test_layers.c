@@ -500,9 +500,9 @@ static void check_delta(DeltaSpec delta, bool again)
     check_kind(&r, model_mixer(&r.spec, 0), "delta", 0);
 }
 
-TEST(delta) { check_delta((DeltaSpec){ 2, 2, 16, 12, 4, false }, false); }
-TEST(delta_groups) { check_delta((DeltaSpec){ 2, 6, 15, 7, 3, true }, false); }
-TEST(delta_recomputed) { check_delta((DeltaSpec){ 2, 4, 8, 3, 2, false }, true); }
+TEST(delta) { check_delta((DeltaSpec){ 2, 2, 16, 12, 4, false, 0 }, false); }
+TEST(delta_groups) { check_delta((DeltaSpec){ 2, 6, 15, 7, 3, true, 0.3f }, false); }
+TEST(delta_recomputed) { check_delta((DeltaSpec){ 2, 4, 8, 3, 2, false, 0 }, true); }
 
 static void open_mamba(Rig *r, MambaSpec mamba, bool again)
 {
@@ -971,7 +971,7 @@ static Err two_f(Rig *r)
 {
     ResidualStream x;
     Tensor mid;
-    TRY(stream_new(&r->ctx, &r->spec, &mid, &r->mid));
+    TRY(stream_new(&r->ctx, &r->spec, r->spec.block_norms, &mid, &r->mid));
     TRY(residual_stream(&r->ctx, &r->spec, r->x, &x));
     TRY(block_forward(&r->block, &r->ctx, &x, &r->block_save, mid));
     TRY(block_forward(&r->second, &r->ctx, &x, &r->second_save, r->y));
@@ -1080,6 +1080,19 @@ TEST(block_norms) /* of what layers give, beside those before them or alone */
                                      .activation = ACT_SWIGLU,
                                      .dropout = 0.1f,
                                      .recompute = layer_pattern_all(recompute) });
+}
+
+TEST(block_norms_of_states) /* before layers alone, whatever other blocks have; test_array has such a model */
+{
+    ModelSpec s = { .layers = 3, .block_norms = BLOCK_NORMS_POST, .state_pre_norms = true };
+    static const MixerKind states[] = { MIXER_DELTA, MIXER_MAMBA2, MIXER_KDA };
+    static const MixerKind others[] = { MIXER_ATTENTION, MIXER_LATENT, MIXER_NONE };
+    for (int i = 0; i < 3; i++) {
+        s.mixer = layer_pattern_all(states[i]);
+        CHECK(model_block_norms(&s, 0) == BLOCK_NORMS_PRE);
+        s.mixer = layer_pattern_all(others[i]);
+        CHECK(model_block_norms(&s, 0) == BLOCK_NORMS_POST);
+    }
 }
 
 TEST(block_parallel) /* layers that both read the block's input, behind one norm or two */

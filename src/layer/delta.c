@@ -81,7 +81,8 @@ Err delta_mixer_add(DeltaMixer *m, ParamRegistry *reg, const RecurrentParts *p, 
     char text[PARAM_NAME_MAX];
     TRY(recurrent_add(&m->r, reg, p, owner, layer));
     snprintf(text, sizeof text, "%s.norm", owner);
-    TRY(norm_register(&m->norm, reg, text, m->r.shape.state[1], NORM_RMS, m->r.spec->norm_eps, PARTIAL_HEADS));
+    const float eps = m->norm_eps > 0 ? m->norm_eps : m->r.spec->norm_eps;
+    TRY(norm_register(&m->norm, reg, text, m->r.shape.state[1], NORM_RMS, eps, PARTIAL_HEADS));
     return recurrent_add_proj(&m->r, reg, owner, layer);
 }
 
@@ -162,7 +163,8 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
                                          .inputs = 2,
                                          .decays = 1,
                                          .conv = d->conv,
-                                         .window = DELTA_WINDOW } } };
+                                         .window = DELTA_WINDOW } },
+                       .norm_eps = d->norm_eps };
     return delta_mixer_add(m, reg, &parts, name, layer);
 }
 

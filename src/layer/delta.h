@@ -11,7 +11,8 @@
 typedef struct {
     Recurrent r;
     Norm norm;
-    bool sigmoid; /* the norm's gate is sigmoid(z), not silu(z) */
+    bool sigmoid;   /* the norm's gate is sigmoid(z), not silu(z) */
+    float norm_eps; /* 0: the model's */
 } DeltaMixer;
 
 /* Rows of heads in columns as the convolution has them. */

@@ -93,6 +93,7 @@ typedef struct {
     int64_t key, value;         /* widths of heads: of queries and keys, of values */
     int conv;                   /* rows that the short convolution sees */
     bool negative;              /* write strengths are up to 2 instead of 1 */
+    float norm_eps;             /* of the norm of what heads give; 0: the model's */
 } DeltaSpec;
 
 /* Kimi Delta Attention (kda.c); heads 0: no block has it. */
@@ -167,6 +168,7 @@ typedef struct {
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
     bool bare_norms; /* LayerNorms have no biases */
     BlockNorms block_norms;
+    bool state_pre_norms; /* blocks with a state have norms before their layers alone */
     QkNorm qk_norm;
     AttentionBias attention_bias;
     Activation activation;
@@ -198,11 +200,8 @@ static inline NormKind model_norm_kind(const ModelSpec *spec)
     return spec->rms ? NORM_RMS : spec->bare_norms ? NORM_BARE : NORM_LAYER;
 }
 
-static inline bool model_pre_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_POST; }
-static inline bool model_post_norms(const ModelSpec *spec)
-{
-    return spec->block_norms == BLOCK_NORMS_POST || spec->block_norms == BLOCK_NORMS_BOTH;
-}
+static inline bool norms_before(BlockNorms norms) { return norms != BLOCK_NORMS_POST; }
+static inline bool norms_behind(BlockNorms norms) { return norms == BLOCK_NORMS_POST || norms == BLOCK_NORMS_BOTH; }
 
 /* Do both layers of a block read its input? */
 static inline bool model_parallel(const ModelSpec *spec) { return spec->block_norms >= BLOCK_NORMS_PARALLEL; }
@@ -253,6 +252,14 @@ static inline int model_blocks(const ModelSpec *spec) { return spec->layers + sp
 static inline int model_like(const ModelSpec *spec, int block)
 {
     return block < spec->layers ? block : spec->layers - 1;
+}
+
+/* The norms of a block. */
+static inline BlockNorms model_block_norms(const ModelSpec *spec, int block)
+{
+    const int64_t mixer = layer_pattern_at(&spec->mixer, model_like(spec, block));
+    const bool state = mixer == MIXER_DELTA || mixer == MIXER_MAMBA2 || mixer == MIXER_KDA;
+    return spec->state_pre_norms && state ? BLOCK_NORMS_PRE : spec->block_norms;
 }
 
 /* The recipe of a block's linear layers. */

@@ -23,6 +23,7 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
 /* "layers.3", "norm1"; norm NULL: the branch has none of its own */
 typedef struct {
     const char *block, *norm;
+    BlockNorms norms;
 } BranchNames;
 
 /* (a block of one layer has one branch) */
@@ -37,9 +38,9 @@ static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, Br
     snprintf(name, sizeof name, "%s.%s", names.block, r->kind->name);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
-    if (names.norm && model_pre_norms(s)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
+    if (names.norm && norms_before(names.norms)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
     TRY(r->kind->add(r->own, reg, s, name, layer));
-    if (!model_post_norms(s)) return ERR_OK;
+    if (!norms_behind(names.norms)) return ERR_OK;
     snprintf(post_norm, sizeof post_norm, "post_%s", names.norm);
     return model_norm_register(&r->post_norm, reg, s, names.block, post_norm);
 }
@@ -49,11 +50,13 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
     *b = (Block){ .spec = s,
                   .mixer = { .kind = model_mixer(s, layer) },
                   .ffn = { .kind = model_ffn(s, layer) },
+                  .norms = model_block_norms(s, layer),
                   .context = (ContextComm)layer_pattern_at(&s->context, model_like(s, layer)) };
     ASSERT(has_both(b) || !model_parallel(s));
-    TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1" }, layer, setup));
-    b->shares_norm = s->block_norms == BLOCK_NORMS_PARALLEL;
-    return branch_register(&b->ffn, reg, s, (BranchNames){ name, b->shares_norm ? NULL : "norm2" }, layer, setup);
+    TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1", b->norms }, layer, setup));
+    b->shares_norm = b->norms == BLOCK_NORMS_PARALLEL;
+    return branch_register(&b->ffn, reg, s, (BranchNames){ name, b->shares_norm ? NULL : "norm2", b->norms }, layer,
+                           setup);
 }
 
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
@@ -64,28 +67,28 @@ Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
 }
 
 /* Layers read the stream itself where no norm is before them, unless it is wider than what they read. */
-static bool layers_read_stream(const Ctx *c, const ModelSpec *spec)
+static bool layers_read_stream(const Ctx *c, BlockNorms norms)
 {
-    return !model_pre_norms(spec) && ctx_residual(c) == c->dtype;
+    return !norms_before(norms) && ctx_residual(c) == c->dtype;
 }
 
-Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved)
+Err stream_new(Ctx *c, const ModelSpec *spec, BlockNorms norms, Tensor *x, Saved *saved)
 {
-    const Region region = layers_read_stream(c, spec) ? REGION_W : REGION_I;
+    const Region region = layers_read_stream(c, norms) ? REGION_W : REGION_I;
     return save_new(c, region, x, saved, ctx_residual(c), ctx_rows(c), spec->hidden);
 }
 
 /* The dtype of a branch's output, and of the gradient that the branch reads of it. A post-norm would round them to 16
  * bits, so with one the layer's dtype stays. */
-static DType branch_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
+static DType branch_dtype(const Ctx *c, BlockNorms norms, bool sums_rows)
 {
-    return sums_rows && !model_post_norms(spec) ? ctx_row_sums(c) : c->dtype;
+    return sums_rows && !norms_behind(norms) ? ctx_row_sums(c) : c->dtype;
 }
 
 /* The dtype of the gradient of a branch's input: the norm before the layer takes it unrounded. */
-static DType input_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
+static DType input_dtype(const Ctx *c, BlockNorms norms, bool sums_rows)
 {
-    return sums_rows && model_pre_norms(spec) ? ctx_row_sums(c) : c->dtype;
+    return sums_rows && norms_before(norms) ? ctx_row_sums(c) : c->dtype;
 }
 
 Ctx block_ctx(const Block *b, const Ctx *stage)
@@ -125,7 +128,8 @@ static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor 
 
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out)
 {
-    const DType widest = branch_dtype(c, spec, spec->moe.experts > 0);
+    const BlockNorms norms = spec->state_pre_norms ? BLOCK_NORMS_PRE : spec->block_norms;
+    const DType widest = branch_dtype(c, norms, spec->moe.experts > 0);
     *out = (ResidualStream){ .sum = { .sum = x } };
     if (model_parallel(spec)) TRY(tensor_new(c->scratch, &out->mid, ctx_residual(c), x.dim[0], x.dim[1]));
     return tensor_new(c->scratch, &out->branch, widest, x.dim[0], x.dim[1]);
@@ -135,7 +139,7 @@ Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out
 static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, BranchSave *save, Tensor y)
 {
     Tensor out;
-    if (!model_post_norms(b->spec)) return r->kind->forward(r->own, c, n, y, save->own);
+    if (!norms_behind(b->norms)) return r->kind->forward(r->own, c, n, y, save->own);
     TRY(save_new(c, REGION_I, &out, &save->out, c->dtype, y.dim[0], y.dim[1]));
     TRY(r->kind->forward(r->own, c, n, out, save->own));
     return norm_forward(&r->post_norm, c, out, y, &save->post_norm);
@@ -146,9 +150,9 @@ static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, Bran
 static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save, Tensor *n)
 {
     *n = x->sum;
-    if (!model_pre_norms(b->spec)) {
+    if (!norms_before(b->norms)) {
         TRY(residual_add(c, x));
-        if (layers_read_stream(c, b->spec)) return ERR_OK;
+        if (layers_read_stream(c, b->norms)) return ERR_OK;
         TRY(tensor_new(c->scratch, n, c->dtype, n->dim[0], n->dim[1]));
         return cast_values(c, *n, x->sum);
     }
@@ -162,7 +166,7 @@ static Err branch_output(const Block *b, const Branch *r, Ctx *c, ResidualStream
 {
     const Tensor in = x->sum.sum;
     Tensor branch = x->branch;
-    branch.dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
+    branch.dtype = branch_dtype(c, b->norms, r->kind->sums_rows);
     TRY(layer_forward(b, r, c, n, save, branch));
     x->sum = behind(b, r, c, in, branch, y);
     return ERR_OK;
@@ -196,7 +200,7 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
     if (model_parallel(b->spec)) return parallel_forward(b, c, x, save, y);
     if (!is_there(&b->ffn)) return branch_forward(b, &b->mixer, c, x, &save->mixer, y);
     if (!is_there(&b->mixer)) return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
-    TRY(stream_new(c, b->spec, &mid, &save->mid));
+    TRY(stream_new(c, b->spec, b->norms, &mid, &save->mid));
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
 }
@@ -214,7 +218,7 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
 {
     const Dropout drop = branch_dropout(b, r, c);
     const bool other = !branch_goes_through(drop);
-    const DType dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
+    const DType dtype = branch_dtype(c, b->norms, r->kind->sums_rows);
     const bool queued = dtype == c->dtype;
     *out = d;
     if (other || (queued && c->mode.split_backward) || d.dtype != dtype) {
@@ -229,13 +233,13 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
 static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
     *n = x;
-    if (layers_read_stream(c, b->spec)) return ERR_OK;
-    if (model_pre_norms(b->spec) && !ctx_recomputes(c, b->spec)) {
+    if (layers_read_stream(c, b->norms)) return ERR_OK;
+    if (norms_before(b->norms) && !ctx_recomputes(c, b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
     }
     TRY(dy_alloc(c, n, x.dim[0], x.dim[1]));
-    return model_pre_norms(b->spec) ? norm_again(norm, c, x, *n) : cast_values(c, *n, x);
+    return norms_before(b->norms) ? norm_again(norm, c, x, *n) : cast_values(c, *n, x);
 }
 
 /* The bias whose gradient the norm behind the branch can sum with that of the stream. -1: there is dropout or a factor
@@ -255,7 +259,7 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
                           Tensor dn)
 {
     Tensor dout;
-    if (!model_post_norms(b->spec)) return r->kind->backward(r->own, c, save->own, n, dy, dn);
+    if (!norms_behind(b->norms)) return r->kind->backward(r->own, c, save->own, n, dy, dn);
     TRY(dy_alloc(c, &dout, dy.dim[0], dy.dim[1]));
     TRY(norm_backward_into(&r->post_norm, c, &save->post_norm, save_get(c, save->out), dy, dout));
     return r->kind->backward(r->own, c, save->own, n, dout, dn);
@@ -264,7 +268,7 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
 /* rows.dx += the gradient of x, from rows.dy, the gradient of the layer's input. */
 static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows, int bias)
 {
-    if (model_pre_norms(b->spec)) return norm_backward_sum(&r->norm, c, &save->norm, rows, bias);
+    if (norms_before(b->norms)) return norm_backward_sum(&r->norm, c, &save->norm, rows, bias);
     ASSERT(bias < 0); /* (a bias would stand behind the norm of a layer's output: config.def refuses it) */
     return add_rows(c, rows.dx, rows.dy);
 }
@@ -275,7 +279,7 @@ static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const Branch
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor n, dbranch;
-    rows.dy.dtype = input_dtype(c, b->spec, r->kind->sums_rows);
+    rows.dy.dtype = input_dtype(c, b->norms, r->kind->sums_rows);
     TRY(branch_gradient(b, r, c, rows.dx, sums.done, &dbranch));
     TRY(layer_input_again(b, c, &r->norm, save->n, rows.x, &n));
     TRY(layer_backward(b, r, c, save, n, dbranch, rows.dy));
@@ -289,7 +293,7 @@ static Err parallel_branch(const Block *b, const Branch *r, Ctx *c, const Branch
                            bool summed, Tensor *dn)
 {
     Tensor dbranch;
-    TRY(tensor_new(c->scratch, dn, input_dtype(c, b->spec, r->kind->sums_rows), d.dim[0], d.dim[1]));
+    TRY(tensor_new(c->scratch, dn, input_dtype(c, b->norms, r->kind->sums_rows), d.dim[0], d.dim[1]));
     TRY(branch_gradient(b, r, c, d, summed, &dbranch));
     return layer_backward(b, r, c, save, n, dbranch, *dn);
 }
@@ -320,14 +324,14 @@ static Err single_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor
     const bool mixer = is_there(&b->mixer);
     const Branch *r = mixer ? &b->mixer : &b->ffn;
     Tensor dn;
-    TRY(tensor_new(c->scratch, &dn, input_dtype(c, b->spec, r->kind->sums_rows), d.dim[0], d.dim[1]));
+    TRY(tensor_new(c->scratch, &dn, input_dtype(c, b->norms, r->kind->sums_rows), d.dim[0], d.dim[1]));
     return branch_backward(b, r, c, mixer ? &save->mixer : &save->ffn, (NormRows){ x, dn, d }, sums);
 }
 
 static Err serial_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     const int between = bias_of_stream(b, &b->mixer, c);
-    const DType widest = input_dtype(c, b->spec, b->ffn.kind->sums_rows);
+    const DType widest = input_dtype(c, b->norms, b->ffn.kind->sums_rows);
     Tensor dn;
     if (!has_both(b)) return single_backward(b, c, save, x, d, sums);
     TRY(tensor_new(c->scratch, &dn, widest, d.dim[0], d.dim[1]));

@@ -127,7 +127,9 @@ int stage_linears(const Stage *st)
 /* Takes the input of block i (at the end, of the head): memory that is kept for backward, or the boundary. */
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
-    if (i < st->share.layer_count || has_norm(st)) return stream_new(c, st->spec, x, &save->x[i]);
+    const bool block = i < st->share.layer_count;
+    const BlockNorms norms = block ? st->blocks[i].norms : BLOCK_NORMS_PRE; /* (the head has one before it) */
+    if (block || has_norm(st)) return stream_new(c, st->spec, norms, x, &save->x[i]);
     *x = out->t[0];
     return ERR_OK;
 }

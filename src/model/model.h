@@ -26,7 +26,7 @@
 #include "layer/layer.h"
 
 /* One of the two branches of a block: a layer whose output is added to the residual stream, and its norms
- * (ModelSpec.block_norms). */
+ * (model_block_norms). */
 typedef struct {
     Norm norm, post_norm; /* before the layer; of its output */
     const LayerKind *kind;
@@ -45,6 +45,7 @@ typedef struct {
 typedef struct {
     const ModelSpec *spec;
     Branch mixer, ffn;
+    BlockNorms norms;
     bool shares_norm; /* the feed-forward layer reads the mixer's norm */
     ContextComm context;
     int index; /* among the stage's blocks, those of MTP behind the others */
@@ -195,8 +196,8 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const ch
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
 /* The context of the stage, with the block at work. */
 Ctx block_ctx(const Block *b, const Ctx *stage);
-/* Room for the residual stream before a branch, which backward reads. */
-Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved);
+/* Room for the residual stream before a branch of a block with such norms, which backward reads. */
+Err stream_new(Ctx *c, const ModelSpec *spec, BlockNorms norms, Tensor *x, Saved *saved);
 int block_linears(const Block *b); /* weight gradients that it can queue */
 /*
  * The residual stream on its way through the blocks of a stage. Its last sum is still to be made where it has a branch:

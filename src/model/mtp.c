@@ -87,7 +87,7 @@ static Err forward_input(const Mtp *m, Ctx *c, Tensor h, MtpSave *save, Tensor *
     Tensor e, joined, narrow;
     TRY(save_new(c, REGION_I, &e, &save->embedding, ctx_residual(c), R, D));
     TRY(save_new(c, REGION_W, &joined, &save->joined, c->dtype, R, 2 * D));
-    TRY(stream_new(c, m->block.spec, x, &save->x));
+    TRY(stream_new(c, m->block.spec, m->block.norms, x, &save->x));
     TRY(embedding_forward(&m->embedding, c, token_of(m, c), e));
     TRY(norm_forward(&m->embedding_norm, c, e, tensor_col_slice(joined, 0, D), &save->embedding_norm));
     TRY(norm_forward(&m->hidden_norm, c, h, tensor_col_slice(joined, D, D), &save->hidden_norm));

@@ -95,7 +95,8 @@ static DeltaSpec delta_spec(const Config *cfg)
                         .key = cfg->model.delta_key_dim,
                         .value = cfg->model.delta_value_dim,
                         .conv = (int)cfg->model.delta_conv,
-                        .negative = cfg->model.delta_negative };
+                        .negative = cfg->model.delta_negative,
+                        .norm_eps = (float)cfg->model.delta_norm_eps };
 }
 
 static KdaSpec kda_spec(const Config *cfg)
@@ -204,6 +205,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .residual_scale = (float)cfg->model.residual_scale,
                     .logits = { (float)cfg->model.logits_scale, (float)cfg->model.final_softcap },
                     .block_norms = cfg->model.block_norms,
+                    .state_pre_norms = cfg->model.state_norms == MODEL_STATE_NORMS_PRE,
                     .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,

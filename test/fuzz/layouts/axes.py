@@ -19,14 +19,14 @@ KINDS = {  # the values of each axis
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
     "mixer": ("attention", *(state.word + with_ for state in STATES for with_ in (" alone", " and attention"))),
-    "delta_group": ("1", "2", "3"), "delta_widths": ("equal", "apart"), "delta_conv": ("2", "3", "4", "8"), "delta_negative": YES,
+    "delta_group": ("1", "2", "3"), "delta_widths": ("equal", "apart"), "delta_conv": ("2", "3", "4", "8"), "delta_negative": YES, "delta_norm_eps": YES,
     "mamba_group": ("1", "2", "3"), "mamba_conv": ("2", "3", "4", "8"), "mamba_conv_bias": YES, "mamba_dt_min": YES,
     "kda_conv": ("2", "3", "4", "8"), "kda_bound": YES,
     "position": ("learned", "rope", "rope in part", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "window": ("none", "all blocks", "some blocks"),
     "softcap": YES, "sinks": YES, "gate": YES, "qk_norm": ("false", "true", "full"),
-    "block_norms": ("pre", "both", "post", "parallel", "parallel_two"),
+    "block_norms": ("pre", "both", "post", "parallel", "parallel_two"), "state_norms": ("same", "pre"),
     "norm": ("layernorm", "rmsnorm"), "embed_scale": YES, "final_softcap": YES, "logits_scale": YES, "residual_scale": YES, "attention_scale": YES, "vocab": YES,
     "attention_bias": ("auto", "none", "qkv", "all"), "rope_base_local": YES,
     "activation": ("gelu", "gelu_erf", "relu2", "swiglu", "geglu", "clamped_swiglu"),
@@ -91,7 +91,7 @@ def delta_axes(c):
     return {
         "delta_group": str(c.number("model.delta_value_heads", keys) // keys), "delta_conv": c.get("model.delta_conv", "4"),
         "delta_widths": "equal" if c.get("model.delta_value_dim", width) == width else "apart",
-        "delta_negative": yes(c, "model.delta_negative"),
+        "delta_negative": yes(c, "model.delta_negative"), "delta_norm_eps": yes(c, "model.delta_norm_eps"),
     }
 
 
@@ -124,7 +124,7 @@ def model_axes(c):
         "attention_bias": c.get("model.attention_bias", "auto"), "rope_base_local": yes(c, "model.rope_base_local"),
         "softcap": yes(c, "model.attention_softcap"), "sinks": yes(c, "model.sinks"),
         "gate": yes(c, "model.attention_gate"), "qk_norm": c.get("model.qk_norm", "false"),
-        "block_norms": c.get("model.block_norms", "pre"), "norm": c.get("model.norm"),
+        "block_norms": c.get("model.block_norms", "pre"), "state_norms": c.get("model.state_norms", "same"), "norm": c.get("model.norm"),
         "activation": c.get("model.activation"), "ffn": "some blocks" if "model.ffn_layers" in c.model else "all blocks", "bias": yes(c, "model.bias"), "tied": yes(c, "model.tied"),
         "dropout": yes(c, "model.dropout"), "attention_dropout": yes(c, "model.attention_dropout"),
         "mtp": c.get("model.mtp_layers", "0"), "experts": yes(c, "moe.experts"),

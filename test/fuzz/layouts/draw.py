@@ -499,6 +499,7 @@ class Draw:
         norms = self.one("pre", "pre", "pre", "both", "post", "parallel", "parallel_two")
         put("block_norms", norms, "pre")
         behind = norms in ("both", "post")
+        put("state_norms", "pre" if behind and self.state and self.chance(0.5) else "same", "same")
         put("bias", not behind and self.chance(0.5))
         biases = ["none"] + ["all"] * (not behind) + ["qkv"] * (not self.mla)
         put("attention_bias", self.rng.choice(biases) if self.chance(0.25) else "auto", "auto")

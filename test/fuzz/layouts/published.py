@@ -5,7 +5,7 @@ it. Widths and heads stay as they were drawn. Which models have a class the prog
 
 PLAIN = {"model.norm": "rmsnorm", "model.activation": "swiglu", "model.position": "rope", "model.bias": "false"}
 NEVER = ("model.activation_limit", "model.ffn_layers", "moe.latent", "model.latent_norm_eps", "model.norm_bias", "model.attention_bias", "model.attention_gate", "model.attention_scale",
-         "model.attention_softcap", "model.block_norms", "model.embed_scale", "model.final_softcap",
+         "model.attention_softcap", "model.block_norms", "model.state_norms", "model.embed_scale", "model.final_softcap",
          "model.logits_scale", "model.qk_norm", "model.residual_scale", "model.rope_base_local", "model.rope_dim", "model.rope_layers", "model.sinks", "model.window", "moe.scale",
          "moe.groups", "moe.group_topk", "moe.group_best", "moe.shared_ffn", "moe.shared_gate", "moe.every")
 GEMMA = {"model.activation": "geglu", "model.block_norms": "both", "model.window": "9,0",
@@ -32,7 +32,7 @@ MIXTURES = {
                 "model.window": "9,0", "model.activation_limit": "7", "moe.router": "softmax", "moe.normalize": None},
 }
 HYBRIDS = {"qwen3_next": {"model.qk_norm": "true", "model.attention_gate": "true", "moe.router": "softmax_pre",
-                          "moe.normalize": "true", "moe.shared_gate": "true", "model.delta_negative": None}}
+                          "moe.normalize": "true", "moe.shared_gate": "true", "model.delta_negative": None, "model.delta_norm_eps": None}}
 LATENT = {"deepseek_v2": {"moe.router": "softmax_pre", "moe.normalize": "false", "model.norm_eps": "1e-6"},
           "deepseek_v3": {"moe.router": "sigmoid", "model.norm_eps": "1e-6"}}
 

@@ -36,6 +36,7 @@ def put_delta(d):
     put("key_dim", width, d.head_dim)
     put("value_dim", d.one(width, wider), width)
     put("conv", d.one(4, 4, 2, 3, 8), 4)
+    put("norm_eps", d.one("0", "0", "1e-2"), "0")
     put("negative", d.chance(0.3), False)
 
 
