@@ -355,7 +355,8 @@ template <class T> static Err launch_fwd(Stream *s, const mamba_fwd_args *a)
     f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
     f.before = rows_of<const float>(a->before);
     if constexpr (std::is_same<T, bf16>::value)
-        if (mamba_takes_tiles(s, a)) return mamba_tiles_fwd(s, f);
+        if (mamba_takes_tiles(s, a->x, a->k, { a->o, a->x, a->k, a->q, a->states, a->before, a->after }))
+            return mamba_tiles_fwd(s, f);
     c.floats = states_floats(c.N, c.P);
     TRY(scan_blocks(s, mamba_name, c.rows.B * c.H, c.floats, &blocks));
     LAUNCH((mamba_states_fwd_kernel<T>), blocks, SCAN_THREADS, 0, cuda_stream(s), f);
@@ -382,6 +383,10 @@ template <class T> static Err launch_bwd(Stream *s, const mamba_bwd_args *a)
     f.ddelta = rows_of<float>(a->ddelta), f.dg = rows_of<float>(a->dg), f.dskip = rows_of<float>(a->dskip);
     f.dbefore = rows_of<float>(a->dbefore), f.dstates = rows_of<float>(a->dstates);
     f.dafter = rows_of<const float>(a->dafter), f.states = rows_of<const float>(a->states);
+    if constexpr (std::is_same<T, bf16>::value)
+        if (mamba_takes_tiles(s, a->x, a->k, { a->dx, a->dk, a->dq, a->go, a->x, a->k, a->q, a->states, a->dstates,
+                                               a->dbefore, a->dafter }))
+            return mamba_tiles_bwd(s, f);
     c.floats = states_floats(c.N, c.P);
     TRY(scan_blocks(s, mamba_name, c.rows.B * c.H, c.floats, &blocks));
     LAUNCH((mamba_states_bwd_kernel<T>), blocks, SCAN_THREADS, 0, cuda_stream(s), f);

@@ -5,6 +5,9 @@
 #ifndef MEGATRAIN_CUDA_MAMBA_CUH
 #define MEGATRAIN_CUDA_MAMBA_CUH
 
+#include <initializer_list>
+#include <type_traits>
+
 #include "scan.cuh"
 
 /* One call. */
@@ -52,9 +55,10 @@ template <class T> struct MambaBwd {
 
 /* ---- the form by tensor cores (mamba_tiles_fwd.cu) ---- */
 
-/* What it takes: bf16 in rows at multiples of 16 bytes, widths that its tiles hold. */
-bool mamba_takes_tiles(Stream *s, const mamba_fwd_args *a);
+/* What it takes: bf16 in rows at multiples of 16 bytes, widths that its tiles hold. rows: of all tensors but gates. */
+bool mamba_takes_tiles(Stream *s, Tensor x, Tensor k, std::initializer_list<Tensor> rows);
 
 Err mamba_tiles_fwd(Stream *s, const MambaFwd<bf16> &f);
+Err mamba_tiles_bwd(Stream *s, const MambaBwd<bf16> &f);
 
 #endif

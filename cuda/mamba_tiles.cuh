@@ -12,7 +12,6 @@
 #include "scan_tiles.cuh"
 
 constexpr int MAMBA_TILE = MAMBA_WINDOW * TILE, MAMBA_WARPS = SCAN_THREADS / WARP; /* elements of a window's rows */
-constexpr int MAMBA_MOST_STATE = 256;
 static_assert(MAMBA_WARPS * 16 == MAMBA_WINDOW, "a warp has 16 rows of a window");
 
 /* A head's gates in a window. */

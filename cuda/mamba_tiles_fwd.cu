@@ -6,7 +6,7 @@
  *           thread has 4 numbers of a head's state and goes from window to window. Rows: a block has a window of up to
  *           8 heads of a group, a warp 16 rows; products of q and k stay in its registers for all these heads.
  * Work      of a window of a head, N 128 and P 64: 2.1 MFLOP added, 2.1 by the state, 1.2 from rows to rows, each
- *           executed twice, for high and low; 2.4 a group for q k. 8,704 powers of 2.
+ *           executed twice, for high and low; 2.4 a group for q k. 9,216 powers of 2.
  * Traffic   x twice, o once, k and q once a head and once a group, from L2; states four times: written, then read and
  *           written by the chain, then read. 8,192 tokens of 64 heads of 64, N 128: 0.27 GB of rows, 0.54 GB of
  *           states; at 3 TB/s 0.27 ms.
@@ -14,6 +14,7 @@
  *           window and head. All else has mamba.cu.
  * Source    Dao, Gu 2024 (Transformers are SSMs), section 6.
  */
+#include "device/scan_room.h"
 #include "mamba_tiles.cuh"
 
 /* ---- states ---- */
@@ -145,6 +146,11 @@ Err mamba_tiles_states(Stream *s, const MambaFwd<bf16> &f)
     return launch_states<false>(s, { f.c, f.c.k, f.c.x, f.states, f.after, f.before, f.c.workspace });
 }
 
+Err mamba_tiles_states(Stream *s, const MambaBwd<bf16> &f)
+{
+    return launch_states<true>(s, { f.c, f.c.q, f.go, f.dstates, f.dbefore, f.dafter, f.c.workspace });
+}
+
 /* ---- rows ---- */
 
 constexpr int ROWS_HEADS = 8; /* of a block */
@@ -166,8 +172,8 @@ __device__ __forceinline__ void query_keys(TileSums s[2], const MambaCall<bf16> 
         for (int d = 0; d < TILE / 16; d++) {
             uint32_t left[4];
             tile_left<false>(left, q + first * MAMBA_WINDOW, m, d);
-            tile_multiply<false>(s[0], left, k, d, m / 16 + 1);
-            if (m >= TILE) tile_multiply<false>(s[1], left, k + MAMBA_TILE / 2, d, m / 16 - 3);
+            tile_multiply<false>(s[0], left, k, d, 0, m / 16 + 1);
+            if (m >= TILE) tile_multiply<false>(s[1], left, k + MAMBA_TILE / 2, d, 0, m / 16 - 3);
         }
         __syncthreads();
     }
@@ -180,6 +186,7 @@ __device__ __forceinline__ void read_state(TileSums &o, const MambaFwd<bf16> &f,
     const MambaCall<bf16> &c = f.c;
     const int m = threadIdx.x / WARP * 16;
     const TilePlace p(m);
+    const float from[2] = { gates.from[p.row], gates.from[p.row + 8] };
     bf16 *low = state + MAMBA_TILE / 2;
     tile_clear(o);
     for (int first = 0; first < c.N; first += TILE) {
@@ -194,10 +201,7 @@ __device__ __forceinline__ void read_state(TileSums &o, const MambaFwd<bf16> &f,
         }
         __syncthreads();
     }
-    UNROLL
-    for (int n = 0; n < TILE_CHUNKS; n++)
-        UNROLL
-        for (int e = 0; e < 4; e++) o.x[n][e] *= gates.from[p.row + e / 2 * 8];
+    tile_scale(o, from);
 }
 
 /* o += what rows up to them wrote. */
@@ -220,21 +224,6 @@ __device__ __forceinline__ void read_rows(TileSums &o, const TileSums qk[2], con
     }
 }
 
-/* o += skip x */
-__device__ __forceinline__ void add_skip(TileSums &o, const bf16 *x, float skip)
-{
-    const TilePlace p(threadIdx.x / WARP * 16);
-    UNROLL
-    for (int n = 0; n < TILE_CHUNKS; n++)
-        UNROLL
-        for (int i = 0; i < 2; i++) {
-            const __nv_bfloat162 v =
-                *reinterpret_cast<const __nv_bfloat162 *>(x + tile_offset(p.row + 8 * i, n) + p.column);
-            o.x[n][2 * i] = fmaf(skip, to_float(v.x), o.x[n][2 * i]);
-            o.x[n][2 * i + 1] = fmaf(skip, to_float(v.y), o.x[n][2 * i + 1]);
-        }
-}
-
 /* A head's state comes to L2 while the head before is worked on. */
 __device__ __forceinline__ void expect_state(const MambaFwd<bf16> &f, int64_t row)
 {
@@ -253,11 +242,14 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_rows_tiles_kernel(Mamba
     const int group = static_cast<int>(item % c.G), begin = static_cast<int>(blockIdx.x % parts) * ROWS_HEADS;
     const int end = begin + ROWS_HEADS < c.group ? begin + ROWS_HEADS : c.group;
     const Window w = window_of(c, at / c.windows, at % c.windows);
-    TileSums qk[2], o;
+    const int m = threadIdx.x / WARP * 16;
+    TileSums qk[2];
     for (int first = 0; first < c.N; first += TILE)
         tile_copy(q + first * MAMBA_WINDOW, c.q, w.row * c.G + group, c.G, first, w.n, c.N, MAMBA_WINDOW);
     query_keys(qk, c, w, group, q, state);
     for (int head = group * c.group + begin; head < group * c.group + end; head++) {
+        const float skip[2] = { c.skip_of(head), c.skip_of(head) };
+        TileSums o, value;
         load_gates(*gates, state, c, w, head);
         tile_copy(x, c.x, w.row * c.H + head, c.H, 0, w.n, c.P, MAMBA_WINDOW);
         cp_async_commit();
@@ -265,27 +257,22 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_rows_tiles_kernel(Mamba
         cp_async_wait<0>();
         read_state(o, f, *gates, q, state, c.state_row(w.b, w.w, head));
         read_rows(o, qk, *gates, x);
-        add_skip(o, x, c.skip_of(head));
-        tile_store(o, state, threadIdx.x / WARP * 16, f.o, w.row * c.H + head, c.H, w.n, 0, c.P);
+        tile_read(value, x, m);
+        tile_add(o, value, skip);
+        tile_store(o, state, m, f.o, w.row * c.H + head, c.H, w.n, 0, c.P);
         __syncthreads();
     }
 }
 
 /* ---- launching ---- */
 
-static bool all_aligned(std::initializer_list<Tensor> tensors)
+bool mamba_takes_tiles(Stream *s, Tensor x, Tensor k, std::initializer_list<Tensor> rows)
 {
-    for (const Tensor &t : tensors)
+    const int64_t windows = ceil_div(x.dim[1], MAMBA_WINDOW);
+    if (x.dtype != BF16 || !mamba_has_tiles(k.dim[3], x.dim[3])) return false;
+    for (const Tensor &t : rows)
         if (t.data && !rows_aligned(t)) return false;
-    return true;
-}
-
-bool mamba_takes_tiles(Stream *s, const mamba_fwd_args *a)
-{
-    const int64_t N = a->k.dim[3], P = a->x.dim[3], windows = ceil_div(a->x.dim[1], MAMBA_WINDOW);
-    if (a->x.dtype != BF16 || N > MAMBA_MOST_STATE || P > TILE) return false;
-    if (!all_aligned({ a->o, a->x, a->k, a->q, a->states, a->before, a->after })) return false;
-    return a->x.dim[0] * windows * a->x.dim[2] * 4 <= static_cast<int64_t>(s->dev->workspace_bytes);
+    return x.dim[0] * windows * x.dim[2] * 4 <= static_cast<int64_t>(s->dev->workspace_bytes);
 }
 
 Err mamba_tiles_fwd(Stream *s, const MambaFwd<bf16> &f)

@@ -68,15 +68,15 @@ template <bool DOWN> __device__ __forceinline__ void tile_right(uint32_t r[4], c
     else ldmatrix_x4(r, tile + tile_offset(n + l % 8 + l / 16 * 8, k * 2 + l / 8 % 2));
 }
 
-/* s += left times columns [0, 16 `most`) of the tile, depth 16 k .. 16 k + 15. */
+/* s += left times columns [16 `least`, 16 `most`) of the tile, depth 16 k .. 16 k + 15. */
 template <bool DOWN>
 __device__ __forceinline__ void tile_multiply(TileSums &s, const uint32_t left[4], const bf16 *tile, int k,
-                                              int most = TILE / 16)
+                                              int least = 0, int most = TILE / 16)
 {
     UNROLL
     for (int n = 0; n < TILE / 16; n++) {
         uint32_t right[4];
-        if (n >= most) continue;
+        if (n < least || n >= most) continue;
         tile_right<DOWN>(right, tile, n * 16, k);
         mma_16816(s.x[2 * n], left, right, bf16());
         mma_16816(s.x[2 * n + 1], left, right + 2, bf16());
@@ -104,6 +104,72 @@ __device__ __forceinline__ void tile_split(SplitLeft &left, const TileSums &s, i
     UNROLL
     for (int e = 0; e < 4; e++)
         split_pair(left.high[e], left.low[e], s.x[2 * k + e / 2][e % 2 * 2], s.x[2 * k + e / 2][e % 2 * 2 + 1]);
+}
+
+/* x = left times columns n .. n + 15 of the tile, over `depth` times 16. */
+template <int DEPTH> __device__ __forceinline__ void tile_block(float x[2][4], const uint32_t left[DEPTH][4],
+                                                                const bf16 *tile, int n)
+{
+    UNROLL
+    for (int e = 0; e < 8; e++) x[e / 4][e % 4] = 0;
+    UNROLL
+    for (int k = 0; k < DEPTH; k++) {
+        uint32_t right[4];
+        tile_right<false>(right, tile, n, k);
+        mma_16816(x[0], left[k], right, bf16());
+        mma_16816(x[1], left[k], right + 2, bf16());
+    }
+}
+
+/* A warp's 16 rows of a tile, from row m on. */
+__device__ __forceinline__ void tile_read(TileSums &s, const bf16 *tile, int m)
+{
+    const TilePlace p(m);
+    UNROLL
+    for (int n = 0; n < TILE_CHUNKS; n++)
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            const bf16 *from = tile + tile_offset(p.row + 8 * i, n) + p.column;
+            const __nv_bfloat162 v = *reinterpret_cast<const __nv_bfloat162 *>(from);
+            s.x[n][2 * i] = to_float(v.x), s.x[n][2 * i + 1] = to_float(v.y);
+        }
+}
+
+/* y of rows g and g + 8 times factor. */
+__device__ __forceinline__ void tile_scale(TileSums &y, const float factor[2])
+{
+    UNROLL
+    for (int n = 0; n < TILE_CHUNKS; n++)
+        UNROLL
+        for (int e = 0; e < 4; e++) y.x[n][e] *= factor[e / 2];
+}
+
+/* y + factor x, by rows. */
+__device__ __forceinline__ void tile_add(TileSums &y, const TileSums &x, const float factor[2])
+{
+    UNROLL
+    for (int n = 0; n < TILE_CHUNKS; n++)
+        UNROLL
+        for (int e = 0; e < 4; e++) y.x[n][e] = fmaf(factor[e / 2], x.x[n][e], y.x[n][e]);
+}
+
+/* Of lanes that share a row. */
+__device__ __forceinline__ float tile_row_sum(float x)
+{
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+/* x times y, row by row. */
+__device__ __forceinline__ void tile_dot(float sum[2], const TileSums &x, const TileSums &y)
+{
+    sum[0] = sum[1] = 0;
+    UNROLL
+    for (int n = 0; n < TILE_CHUNKS; n++)
+        UNROLL
+        for (int e = 0; e < 4; e++) sum[e / 2] = fmaf(x.x[n][e], y.x[n][e], sum[e / 2]);
+    UNROLL
+    for (int i = 0; i < 2; i++) sum[i] = tile_row_sum(sum[i]);
 }
 
 /* A row of a tile, 0 behind its first `rows`; it arrives with cp_async_wait and a barrier. Row r of x: x.at(row + r

@@ -66,7 +66,7 @@ kda_(fwd|bwd)_kernel                        - a plain form, products from L2
 mamba_(states|rows)_(fwd|bwd)_kernel        - a plain form, products from L2
 mamba_added_kernel                          mma async16
 mamba_chain_kernel                          loads16 stores16 whole
-mamba_rows_tiles_kernel                     mma async16 stores16
+mamba_(rows|heads|keys)_tiles_kernel        mma async16 stores16
 (conv_silu_(fwd|dx|dw)|unit_(fwd|bwd))_kernel  - a plain form, element by element
 ((delta|mamba|kda)_gates_(fwd|bwd)|gated_norm_(fwd|dw|dx))_kernel  - a plain form, element by element
 slices_sum_kernel                           - a few numbers a column
