@@ -9,6 +9,8 @@ make_ini llama.ini model.arch=llama model.tied=false "${common[@]}"
 make_ini gpt2.ini model.arch=gpt2 "${common[@]}"
 make_ini gemma.ini model.arch=llama model.tied=true model.norm_eps=1e-6 model.activation=geglu model.block_norms=both \
     model.embed_scale=8 model.window=8,0 model.attention_softcap=5 model.final_softcap=3 model.head_dim=16 "${common[@]}"
+make_ini granite.ini model.arch=llama model.tied=true model.embed_scale=8 model.residual_scale=0.3 model.attention_scale=0.2 \
+    model.logits_scale=0.5 "${common[@]}"
 awk 'BEGIN { srand(2); for (r = 0; r < 3; r++) { for (i = 0; i < 30; i++) printf "%d ", rand() * 256; print "" } }' >ids.txt
 
 train() { "$mt" --config "$1.ini" run.dir="$2" "${@:3}" >/dev/null 2>err.txt || bad "$*: $(grep -m1 error err.txt)"; }
@@ -27,7 +29,7 @@ sys.exit(not (len(a) == len(b) > 1000 and most > 0 and max(abs(x - y) for x, y i
 EOP
 }
 
-for model in llama gpt2 gemma; do
+for model in llama gpt2 gemma granite; do
     for base in 16 24; do # a power of two times as wide: nothing is rounded
         run=$model.$base
         train $model $run optim.mup_base=$base
