@@ -193,6 +193,23 @@ rm -rf spoken.out spoken.run/tokenizer/tokenizer_config.json
 out spoken.run spoken.out 2>err.txt
 check "a class for AutoTokenizer, and what ends a document: $(cat spoken.out/tokenizer_config.json)" \
     grep -q '"tokenizer_class":"PreTrainedTokenizerFast","eos_token":"<|endoftext|>"' spoken.out/tokenizer_config.json
+# GPT-2's two files go out as one, too, with what ends a document
+cp -r one apart
+folder apart spoken/tokenizer.json apart
+into apart apart.run 2>err.txt
+out apart.run apart.out 2>>err.txt
+check "two files are copied: $(cat err.txt)" cmp -s apart/merges.txt apart.out/merges.txt
+check "a class for AutoTokenizer" grep -q '"eos_token":"<|endoftext|>"' apart.out/tokenizer_config.json
+printf 'a line \\ of "words" &\n\n  \303\251 12' >some.txt
+ids_of() { "$mt" tokenize --tokenizer "$1" <some.txt 2>&1; }
+check "one file has the ids of two: $(ids_of apart.out/tokenizer.json)" [ "$(ids_of apart.out/tokenizer.json)" = "$(ids_of apart)" ]
+check "and of the one that it was" [ "$(ids_of apart)" = "$(ids_of spoken/tokenizer.json)" ]
+check "there is no warning: $(cat err.txt)" [ "$(grep -c warning err.txt)" = 0 ]
+printf '<|endoftext|>' >some.txt
+check "an end of a document is one token: $(ids_of apart.out/tokenizer.json)" [ "$(ids_of apart.out/tokenizer.json)" = 279 ]
+mv apart.run/tokenizer/merges.txt apart.run/tokenizer/vocab.bpe && mv apart.run/tokenizer/vocab.json apart.run/tokenizer/encoder.json
+out apart.run apart.older 2>err.txt
+check "older names of two files: $(cat err.txt)" cmp -s apart.older/tokenizer.json apart.out/tokenizer.json
 cp -r spoken.run changed.run
 cp other.json changed.run/tokenizer/tokenizer.json
 expect 4 "was not trained with the tokenizer 'changed.run" out changed.run changed.out

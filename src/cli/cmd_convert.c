@@ -276,13 +276,20 @@ static bool is_trained_with(const Source *from)
     return strcmp(from->tokenizer_spec, "byte") != 0;
 }
 
+/* Do a vocabulary and merges lie apart? */
+static bool is_apart(const Source *from)
+{
+    char path[PATH_MAX];
+    return file_is_dir(from->tokenizer_spec) && !kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path);
+}
+
 /* The text of the token that ends a document, where tokenizer.json has one; NULL: it has none, or a longer one. */
 static const char *end_text(const Source *from, char *out, size_t out_bytes)
 {
     char path[PATH_MAX];
     const int32_t id = tokenizer_eod(from->tokenizer);
     int32_t size = 0;
-    if (id < 0 || !kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path)) return NULL;
+    if (id < 0 || (!is_apart(from) && !kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path))) return NULL;
     const char *bytes = tokenizer_bytes(from->tokenizer, id, false, &size);
     if (!bytes || (size_t)size >= out_bytes || memchr(bytes, 0, (size_t)size)) return NULL;
     snprintf(out, out_bytes, "%.*s", (int)size, bytes);
@@ -295,10 +302,7 @@ static Err warn_of_readers(const Model *m, const Source *from)
     char path[PATH_MAX];
     HfClass kind;
     TRY(hf_class_of(&m->cfg, &kind));
-    if (!kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path))
-        log_warn("'%s' has no tokenizer.json: AutoTokenizer opens its files wrongly, or not at all",
-                 from->tokenizer_spec);
-    else if (kind == HF_QWEN2 && !kept_tokenizer_path(from->tokenizer_spec, "tokenizer_config.json", path))
+    if (kind == HF_QWEN2 && !kept_tokenizer_path(from->tokenizer_spec, "tokenizer_config.json", path))
         log_warn("AutoTokenizer takes Qwen's own pattern for a model of class qwen2: open the folder with "
                  "PreTrainedTokenizerFast");
     return ERR_OK;
@@ -374,6 +378,8 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
                                      .shard_bytes = shard_bytes,
                                      .copies = beside->copies,
                                      .copy_count = beside->count,
+                                     .apart = from->tokenizer && is_apart(from) ? from->tokenizer : NULL,
+                                     .apart_in = from->tokenizer_spec,
                                      .threads = thread_count() });
 }
 

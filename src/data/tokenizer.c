@@ -27,19 +27,24 @@ static bool ends_with(const char *text, const char *end)
     return size >= tail && strcmp(text + size - tail, end) == 0;
 }
 
-static Err load_folder(Tokenizer *t, const char *dir)
+bool tokenizer_find_pair(const char *dir, char vocab[PATH_MAX], char merges[PATH_MAX])
 {
     static const char *const pairs[][2] = { { "encoder.json", "vocab.bpe" }, { "vocab.json", "merges.txt" } };
+    for (int i = 0; i < 2; i++)
+        if (snprintf(vocab, PATH_MAX, "%s/%s", dir, pairs[i][0]) < PATH_MAX && file_exists(vocab) &&
+            snprintf(merges, PATH_MAX, "%s/%s", dir, pairs[i][1]) < PATH_MAX && file_exists(merges))
+            return true;
+    return false;
+}
+
+static Err load_folder(Tokenizer *t, const char *dir)
+{
     char vocab[PATH_MAX], merges[PATH_MAX];
     if (strlen(dir) > PATH_MAX - 32) return err_set(ERR_DATA, "path is too long: '%s'", dir);
     /* first: what lies beside it, as Qwen is published, says nothing of split patterns and added tokens */
     snprintf(vocab, sizeof vocab, "%s/tokenizer.json", dir);
     if (file_exists(vocab)) return tokenizer_load_json(t, vocab);
-    for (int i = 0; i < 2; i++) {
-        snprintf(vocab, sizeof vocab, "%s/%s", dir, pairs[i][0]);
-        snprintf(merges, sizeof merges, "%s/%s", dir, pairs[i][1]);
-        if (file_exists(vocab) && file_exists(merges)) return tokenizer_load_pair(t, vocab, merges);
-    }
+    if (tokenizer_find_pair(dir, vocab, merges)) return tokenizer_load_pair(t, vocab, merges);
     snprintf(vocab, sizeof vocab, "%s/tokenizer.model", dir);
     if (file_exists(vocab)) return refuse_model(vocab);
     err_set(ERR_DATA, "no tokenizer in the folder '%s'", dir);

@@ -69,6 +69,10 @@ Err tokenizer_encode(const Tokenizer *t, const char *text, int64_t size, TokenLi
 /* *out: the bytes of all ids with a 0 byte after them; release with free. ERR_DATA names the place of an unknown id. */
 Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes);
 
+/* Writes what the folder of `t` has as a vocabulary and merges apart as one tokenizer.json, in which the end of
+ * documents is an added token. ERR_DATA, ERR_IO. */
+Err tokenizer_join(const Tokenizer *t, const char *folder, const char *path);
+
 typedef struct {
     const char *const *inputs; /* inputs as in input.h */
     int input_count;

@@ -5,6 +5,8 @@
 #ifndef MEGATRAIN_DATA_TOKENIZER_IMPL_H
 #define MEGATRAIN_DATA_TOKENIZER_IMPL_H
 
+#include <limits.h>
+
 #include "base/json.h"
 #include "data/added.h"
 #include "data/bpe.h"
@@ -118,9 +120,13 @@ bool json_is_absent(const Json *j);
 /* ERR_DATA if the object has a member that is none of these names, which have blanks between them. */
 Err json_check_members(const Json *j, const char *where, const char *names);
 
+enum { TOKENIZER_FILE_MOST = 256 << 20 }; /* bytes of a file */
+
 /* Fill the model, `text`, added tokens and vocab of a zeroed tokenizer. ERR_DATA. */
 Err tokenizer_load_json(Tokenizer *t, const char *path);
 Err tokenizer_load_pair(Tokenizer *t, const char *vocab_path, const char *merges_path);
+/* The two files of a folder that has a vocabulary and merges apart. */
+bool tokenizer_find_pair(const char *dir, char vocab[PATH_MAX], char merges[PATH_MAX]);
 
 /* A merge found by training: the ids of its two tokens. */
 typedef struct {

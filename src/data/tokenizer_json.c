@@ -15,8 +15,6 @@
 #include "data/alphabet.h"
 #include "data/tokenizer_impl.h"
 
-static const int64_t file_max_bytes = 256 << 20;
-
 /* Writes the bytes that a spelling stands for (never more than it has); -1 if it uses another
  * alphabet. */
 static int64_t spelling_bytes(bool characters, const char *spelling, int64_t size, char *out)
@@ -275,7 +273,7 @@ static Err load_parsed(Tokenizer *t, const Json *j)
 Err tokenizer_load_json(Tokenizer *t, const char *path)
 {
     Json *j;
-    TRY_AS(ERR_DATA, json_read_file(path, file_max_bytes, &j));
+    TRY_AS(ERR_DATA, json_read_file(path, TOKENIZER_FILE_MOST, &j));
     Err err = load_parsed(t, j);
     json_free(j);
     return err ? err_prefix(err, "tokenizer '%s'", path) : ERR_OK;
@@ -319,8 +317,8 @@ Err tokenizer_load_pair(Tokenizer *t, const char *vocab_path, const char *merges
     Json *vocab;
     char *text;
     int64_t size;
-    TRY_AS(ERR_DATA, json_read_file(vocab_path, file_max_bytes, &vocab));
-    Err err = err_as(file_read_all(merges_path, file_max_bytes, &text, &size), ERR_DATA);
+    TRY_AS(ERR_DATA, json_read_file(vocab_path, TOKENIZER_FILE_MOST, &vocab));
+    Err err = err_as(file_read_all(merges_path, TOKENIZER_FILE_MOST, &text, &size), ERR_DATA);
     if (!err) {
         err = load_pair_parsed(t, vocab, merges_path, text, size);
         free(text);

@@ -10,6 +10,7 @@
 #include <limits.h>
 
 #include "ckpt/ckpt.h"
+#include "data/tokenizer.h"
 #include "hf/class.h"
 
 typedef struct {
@@ -46,6 +47,9 @@ typedef struct {
     int64_t shard_bytes;  /* most bytes of a file; a larger tensor has its own */
     const HfCopy *copies; /* such as the tokenizer's files; they replace what is written under their names */
     int copy_count, threads;
+    /* A tokenizer whose vocabulary and merges lie apart in this folder: tokenizer.json is written, too; NULL: none. */
+    const Tokenizer *apart;
+    const char *apart_in;
 } HfExportJob;
 
 /* Writes a folder. ERR_CONFIG: no class can say what the configuration computes, or `to` holds something. ERR_CKPT: the

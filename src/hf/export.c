@@ -168,6 +168,7 @@ static Err copy_file(const Export *m, const HfCopy *copy)
 static Err write_all(Export *m, SetupArena *a)
 {
     const HfExportJob *x = m->x;
+    char path[PATH_MAX];
     TRY(theirs_start(&m->list, a));
     for (int64_t i = 0, first = 0; i < m->list.count; first = i) {
         while (i < m->list.count && m->place[i].file == m->place[first].file) i++;
@@ -176,7 +177,9 @@ static Err write_all(Export *m, SetupArena *a)
     if (m->file_count > 1) TRY(write_index(m));
     TRY(hf_config_write(x->cfg, &x->about, m->temp));
     for (int i = 0; i < x->copy_count; i++) TRY(copy_file(m, &x->copies[i]));
-    return ERR_OK;
+    if (!x->apart) return ERR_OK;
+    TRY(path_in(m, "tokenizer.json", path));
+    return tokenizer_join(x->apart, x->apart_in, path);
 }
 
 /* Removes the files of an earlier job that was interrupted, but the lock. */

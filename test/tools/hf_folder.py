@@ -4,6 +4,7 @@
     hf_folder.py make OUT [--shards N] [--dtype F32|BF16|F16] [--sparse] [KEY=VALUE ...]   a Llama with random weights,
                                           or with num_local_experts a Mixtral
     hf_folder.py damage KIND FROM OUT     a copy of FROM with one fault; `damage list` prints the kinds
+    hf_folder.py apart TOKENIZER OUT      vocab.json and merges.txt of a tokenizer.json
     hf_folder.py values FILE...           "NAME DTYPE SHAPE CRC32" of each tensor of safetensors files, sorted
 
 Keys are those of config.json. As a module: read, write, llama_shapes.
@@ -257,6 +258,11 @@ def main():
         _, kind, source, out = words
         shutil.copytree(source, out)
         FAULTS[kind](out)
+    elif words[:1] == ["apart"]:
+        model = json.load(open(words[1]))["model"]
+        json.dump(model["vocab"], open(f"{words[2]}/vocab.json", "w"))
+        with open(f"{words[2]}/merges.txt", "w") as f:
+            f.write("#version: 0.2\n" + "".join(" ".join(merge) + "\n" for merge in model["merges"]))
     elif words[:1] == ["values"]:
         lines = []
         for path in words[1:]:
