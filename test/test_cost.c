@@ -201,20 +201,28 @@ TEST(the_delta_rule_is_arithmetic_on_few_multiprocessors)
     }
 }
 
-/* The same of windows: a block has one. */
+/* The same of windows: a block has one of a group. In 16 bits it has 8 of its heads, or 64 columns of gradients of
+ * keys, at .057 of the peak of these. */
 TEST(a_scan_of_windows_has_more_blocks)
 {
-    enum { T = 4096, N = 128, P = 64, WINDOWS = T / MAMBA_WINDOW };
+    enum { N = 192, P = 64, H = 12 };
     const DeviceFile d = round_device();
     CostModel m;
     OK(cost_open(&m, &d, 1));
-    const Tensor keys = tensor_of(somewhere, BF16, 1, T, 1, N), values = tensor_of(somewhere, BF16, 1, T, 2, P);
-    const mamba_fwd_args fwd = { .o = values, .q = keys, .k = keys, .x = values };
-    const mamba_bwd_args bwd = { .dx = values, .dk = keys, .dq = keys, .go = values, .q = keys, .k = keys,
-                                 .x = values };
-    const double flop = 6. * T * 2 * N * P, rate = .06 * .5e12 * fmin(1, WINDOWS / 4.);
-    SAME(cost_op(&m, OP_mamba_fwd, &fwd, flop).seconds, flop / rate);
-    SAME(cost_op(&m, OP_mamba_bwd, &bwd, 2 * flop).seconds, 2 * flop / rate);
+    for (int windows = 1; windows <= 4; windows *= 2)
+        for (int wide = 0; wide < 2; wide++) {
+            const DType type = wide ? F32 : BF16;
+            const int64_t T = windows * MAMBA_WINDOW;
+            const Tensor keys = tensor_of(somewhere, type, 1, T, 1, N), values = tensor_of(somewhere, type, 1, T, H, P);
+            const mamba_fwd_args fwd = { .o = values, .q = keys, .k = keys, .x = values };
+            const mamba_bwd_args bwd = { .dx = values, .dk = keys, .dq = keys, .go = values, .q = keys, .k = keys,
+                                         .x = values };
+            const double flop = 6. * T * H * N * P, rate = wide ? .06 * .5e12 : .057 * 1e12;
+            const double heads = fmin(1, windows * (wide ? 1 : 2) / 4.);
+            const double columns = fmin(1, windows * (wide ? 1 : 3) / 4.);
+            SAME(cost_op(&m, OP_mamba_fwd, &fwd, flop).seconds, flop / (rate * heads));
+            SAME(cost_op(&m, OP_mamba_bwd, &bwd, 2 * flop).seconds, 2 * flop / (rate * columns));
+        }
 }
 
 /* Codes count as far as they are in use: columns of transposed ones, rows of others. */

@@ -14,6 +14,7 @@
 #include "cost/cost.h"
 #include "cost/measured.h"
 #include "cost/reached.h"
+#include "device/scan_room.h"
 
 const char *family_name(OpFamily f)
 {
@@ -70,7 +71,9 @@ static int launches_of(OpId id, int64_t columns)
     case OP_fp8_cast_runs:
     case OP_bias_grad:
     case OP_attention_bwd: return 2;
+    case OP_mamba_fwd: /* (by tensor cores) */
     case OP_permute_index: return 3;
+    case OP_mamba_bwd: return 5;
     case OP_embedding_grad: return SORT_KERNELS;
     default: return 1;
     }
@@ -311,23 +314,39 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
 
 /* ---- recurrences ---- */
 
-/* A block has a key head of a sample, whose windows it goes through in order (cuda/delta.cuh), or one window of it
- * (cuda/mamba.cu). */
+/* A block has a key head of a sample, whose windows it goes through in order (cuda/delta.cuh). */
+static double delta_seconds(const CostModel *m, Tensor q, double flop)
+{
+    const double busy = fmin(1, (double)(q.dim[0] * q.dim[2]) / m->device->multiprocessors);
+    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan(false));
+}
+
+/* A block has a window of a group (cuda/mamba.cu). By tensor cores it has 8 heads of it, or 64 columns of the gradients
+ * of its keys (cuda/mamba_tiles_fwd.cu, cuda/mamba_tiles_bwd.cu). */
+static double mamba_seconds(const CostModel *m, Tensor q, Tensor x, bool forward, double flop)
+{
+    enum { HEADS = 8, COLUMNS = 64 };
+    const bool tiles = x.dtype == BF16 && mamba_has_tiles(q.dim[3], x.dim[3]);
+    const int64_t group = x.dim[2] / q.dim[2], windows = (q.dim[1] + MAMBA_WINDOW - 1) / MAMBA_WINDOW;
+    const int64_t parts = forward ? (group + HEADS - 1) / HEADS : (q.dim[3] + COLUMNS - 1) / COLUMNS;
+    const double blocks = (double)(q.dim[0] * windows * q.dim[2] * (tiles ? parts : 1));
+    const double busy = fmin(1, blocks / m->device->multiprocessors);
+    const double peak = tiles ? m->device->bf16_tflops : m->device->fp32_tflops;
+    return flop / (1e12 * peak * busy * reached_by_scan(tiles));
+}
+
 static double scan_seconds(const CostModel *m, OpId id, const void *args, double flop)
 {
-    Tensor q;
-    int64_t each = 1;
+    const mamba_fwd_args *fwd = args;
+    const mamba_bwd_args *bwd = args;
     switch (id) {
-    case OP_delta_fwd: q = ((const delta_fwd_args *)args)->q; break;
-    case OP_delta_bwd: q = ((const delta_bwd_args *)args)->q; break;
-    case OP_kda_fwd: q = ((const kda_fwd_args *)args)->q; break;
-    case OP_kda_bwd: q = ((const kda_bwd_args *)args)->q; break;
-    default:
-        q = id == OP_mamba_fwd ? ((const mamba_fwd_args *)args)->q : ((const mamba_bwd_args *)args)->q;
-        each = (q.dim[1] + MAMBA_WINDOW - 1) / MAMBA_WINDOW;
+    case OP_mamba_fwd: return mamba_seconds(m, fwd->q, fwd->x, true, flop);
+    case OP_mamba_bwd: return mamba_seconds(m, bwd->q, bwd->x, false, flop);
+    case OP_delta_fwd: return delta_seconds(m, ((const delta_fwd_args *)args)->q, flop);
+    case OP_delta_bwd: return delta_seconds(m, ((const delta_bwd_args *)args)->q, flop);
+    case OP_kda_fwd: return delta_seconds(m, ((const kda_fwd_args *)args)->q, flop);
+    default: return delta_seconds(m, ((const kda_bwd_args *)args)->q, flop);
     }
-    const double busy = fmin(1, (double)(q.dim[0] * q.dim[2] * each) / m->device->multiprocessors);
-    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan());
 }
 
 /* ---- any op ---- */

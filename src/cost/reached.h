@@ -32,8 +32,8 @@ double reached_by_fp8_experts(OpId id, KernelForm form);
 /* Attention by heads so wide, for many keys: over the share that attention_share is, which is that of 128. */
 double reached_by_attention(OpId id, KernelForm form, int64_t width);
 
-/* The gated delta rule and Mamba-2: over the peak of fp32. */
-double reached_by_scan(void);
+/* Recurrences: over the peak of fp32; by tensor cores, over that of 16 bits. */
+double reached_by_scan(bool tiles);
 
 /* Keys that a query sees on the average at which half of attention's time goes into begin, end and the diagonal's
  * masked half. */
