@@ -333,6 +333,22 @@ while read -r precision tolerance slices way; do
     check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 2 ring,allgather\nbf16 1e-2 2 a2a,ring'
 
+# states of recurrences handed from rank to rank, over NCCL and staged, and round to the next slice; with one group, too
+states=(model.seq=128 model.dropout=0 model.attention_dropout=0 data.reset_at_eod=true train.global_batch=2 train.micro_batch=1
+    train.eval_samples=2 parallel.tp_blocks=1)
+delta=(run.precision=fp32 model.mixer=delta,attention model.delta_key_heads=4 model.delta_key_dim=8)
+mamba=(run.precision=bf16 model.mixer=mamba2,attention model.mamba_heads=8 model.mamba_head_dim=8 model.mamba_state=16 model.seq=256)
+while read -r name devices tolerance keys; do
+    [[ $name == delta* ]] && words=("${states[@]}" "${delta[@]}") || words=("${states[@]}" "${mamba[@]}")
+    # shellcheck disable=SC2086
+    run "$name-one" 1 1 "${words[@]}" ${keys##*:}
+    # shellcheck disable=SC2086
+    run "$name" 2 "$devices" "${words[@]}" parallel.cp=2 parallel.cp_comm=state,allgather ${keys/:/ }
+    check "$name from rank to rank: losses within $tolerance of one rank's" near "$name" "$name-one" $steps $tolerance
+done <<<$'delta-nccl 2 1e-5 train.recompute=selective:
+delta-slices 1 1e-5 parallel.slices=2 parallel.cp_cut=contiguous:model.seq=256
+mamba-group 2 1e-2 :'
+
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
 # of experts are slow on the emulator)
 mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true
