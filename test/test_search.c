@@ -473,6 +473,33 @@ TEST(stages_of_unequal_mixers)
     config_release(&a.base);
 }
 
+/* With one group no head can be exchanged: states are handed on, and blocks with attention have any way. */
+TEST(the_best_of_blocks_with_one_group)
+{
+    static const char *const words[] = { "model.layers=4",       "model.hidden=64",       "model.heads=8",
+                                         "model.ffn=128",        "model.seq=512",         "model.vocab=256",
+                                         "model.arch=llama",     "model.mixer=mamba2*3,attention",
+                                         "model.mamba_heads=8",  "model.mamba_head_dim=16", "model.mamba_state=16",
+                                         "run.device=cuda",      "run.precision=bf16",    "parallel.tp_blocks=1",
+                                         "train.global_batch=8" };
+    static SearchAnswer answer;
+    char text[LAYOUT_WORDS];
+    Asked a;
+    WORLD(words, "parallel.overlap_tp=0 train.micro_batch=1", 4, 1);
+    ASK(&a, words, 4, INT64_MAX);
+    a.base.origin[CFG_parallel_cp].kind = ORIGIN_COMMAND_LINE;
+    a.base.parallel.cp = 2;
+    OK(search(&a.q, &answer));
+    CHECK(answer.count > 0);
+    for (int i = 0; i < answer.count; i++) {
+        LayoutSpace space;
+        layout_space(&a.base, a.q.world, a.q.limits, &space);
+        layout_words(&space, &answer.best[i].layout, text);
+        CHECK_MSG(strstr(text, "parallel.cp_comm=state*3,allgather"), "%s", text);
+    }
+    config_release(&a.base);
+}
+
 TEST(no_number_is_no_answer)
 {
     static SearchAnswer answer;

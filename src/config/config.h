@@ -194,6 +194,10 @@ Err config_same_run(const Config *was, const Config *now);
  */
 Err config_let_differ(Config *c, const char *names);
 
+/* A list for parallel.cp_comm: ways of blocks with states, and of all others. */
+enum { CONFIG_WAYS_BYTES = 20 * PATTERN_RUNS };
+void config_ways(const Config *c, const char *state_way, const char *way, char list[CONFIG_WAYS_BYTES]);
+
 /* ---- the table, for those who walk it ---- */
 
 enum { CONFIG_VALUE_BYTES = 32 };

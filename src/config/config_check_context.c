@@ -44,20 +44,35 @@ static bool attention_meets(const Config *c, ContextComm way) { return config_me
 
 static bool has_state(int64_t mixer) { return mixer != MIXER_WORD_ATTENTION && mixer != MIXER_WORD_NONE; }
 
-void config_take_ways(ConfigReader *r, const char *state_way, const char *way)
+/* Blocks without a mixer go with those before them, or behind. */
+static bool goes_with_states(const LayerPattern *p, int run)
 {
-    const LayerPattern *p = &r->config->derived.mixer;
-    char list[8 * LAYERS_MAX] = "";
+    for (int i = run; i >= 0; i--)
+        if (p->value[i] != MIXER_WORD_NONE) return has_state(p->value[i]);
+    for (int i = run; i < p->runs; i++)
+        if (p->value[i] != MIXER_WORD_NONE) return has_state(p->value[i]);
+    return false;
+}
+
+void config_ways(const Config *c, const char *state_way, const char *way, char list[CONFIG_WAYS_BYTES])
+{
+    const LayerPattern *p = &c->derived.mixer;
     size_t n = 0;
+    *list = 0;
     for (int i = 0, times = 0; i < p->runs; i++) {
-        const bool state = has_state(p->value[i]), last = i + 1 == p->runs;
+        const bool state = goes_with_states(p, i), last = i + 1 == p->runs, alone = n == 0 && last;
         times += (int)p->times[i];
-        if (!last && has_state(p->value[i + 1]) == state) continue;
-        const bool alone = n == 0 && last;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? "," : "", state ? state_way : way);
-        if (times > 1 && !alone) n += (size_t)snprintf(list + n, sizeof list - n, "*%d", times);
+        if (!last && goes_with_states(p, i + 1) == state) continue;
+        n += (size_t)snprintf(list + n, CONFIG_WAYS_BYTES - n, "%s%s", n ? "," : "", state ? state_way : way);
+        if (times > 1 && !alone) n += (size_t)snprintf(list + n, CONFIG_WAYS_BYTES - n, "*%d", times);
         times = 0;
     }
+}
+
+void config_take_ways(ConfigReader *r, const char *state_way, const char *way)
+{
+    char list[CONFIG_WAYS_BYTES];
+    config_ways(r->config, state_way, way, list);
     config_take(r, "parallel.cp_comm=%s, or parallel.cp_comm=%s parallel.cp_heads=0", list, list);
 }
 

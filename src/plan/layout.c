@@ -53,7 +53,8 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     add(s, LAYOUT_SP, -1);
     if (!experts) add(s, LAYOUT_SP, 0);
     add_divisors(s, LAYOUT_CP, world, c->model.seq / l.cp_tokens > 1 ? c->model.seq / l.cp_tokens : 1);
-    for (int i = 0; i < CONTEXT_COMMS; i++) add(s, LAYOUT_CP_COMM, i);
+    for (int i = 0; i < CONTEXT_COMMS; i++)
+        if (i != CONTEXT_STATE || config_has_states(c)) add(s, LAYOUT_CP_COMM, i);
     for (int64_t b = 1; b <= l.batch_most && b <= batch; b *= 2) add(s, LAYOUT_MICRO_BATCH, b);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_FULL; i++) add(s, LAYOUT_RECOMPUTE, i);
     for (int64_t d = 1; d <= world && (d == 1 || d <= c->moe.experts); d++)
@@ -205,15 +206,27 @@ static bool is_of_experts(LayoutKey k)
     return k == LAYOUT_EP || k == LAYOUT_ETP || k == LAYOUT_DISPATCHER || k == LAYOUT_OVERLAP_MOE;
 }
 
+/* The value for the command line. One word is about blocks with attention; those with states exchange heads, or hand
+ * states on. */
+static const char *word_of(const LayoutSpace *s, const Layout *l, LayoutKey key, char buf[CONFIG_WAYS_BYTES])
+{
+    const int way = l->value[key];
+    if (key != LAYOUT_CP_COMM || s->fixed[key] || l->value[LAYOUT_CP] == 1 || !config_has_states(s->base))
+        return layout_text(s, l, key, buf);
+    if (way == CONTEXT_STATE) config_ways(s->base, "state", "allgather", buf);
+    else config_ways(s->base, "a2a", exchanges[way], buf);
+    return buf;
+}
+
 void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS])
 {
-    char name[CONFIG_VALUE_BYTES], value[CONFIG_VALUE_BYTES];
+    char name[CONFIG_VALUE_BYTES], value[CONFIG_WAYS_BYTES];
     int n = 0;
     *out = 0;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++)
         if (!s->fixed[k] && (s->base->moe.experts || !is_of_experts(k)))
             n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "", layout_key_name(k, name),
-                          layout_text(s, l, k, value));
+                          word_of(s, l, k, value));
     for (int i = 0; i < OF_ZERO && !s->fixed[LAYOUT_ZERO]; i++)
         if (s->base->origin[of_zero[i].id].kind == ORIGIN_FILE)
             n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s", n ? " " : "", of_zero[i].word);

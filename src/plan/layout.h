@@ -74,7 +74,7 @@ void layout_space(const Config *base, int64_t world, LayoutLimits limits, Layout
 Err layout_config(const LayoutSpace *s, const Layout *l, Config *out);
 
 /* "parallel.tp=8 parallel.sp=auto ...", without what is fixed. */
-enum { LAYOUT_WORDS = 640 };
+enum { LAYOUT_WORDS = 640 + CONFIG_WAYS_BYTES };
 void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS]);
 
 /* The value as in a configuration; the name of the schedule, and of the key ("parallel.tp"). */
