@@ -330,6 +330,32 @@ for ((i = 1; i <= m; i += 3)); do
     check "killed at operation $i, started again: $(head -1 err.txt)" [ "$(values cut.out)" = "$(values one)" ]
     check "nothing beside it" [ ! -e cut.out.partial ]
 done
+# with several files it goes on behind the last whole one, where checkpoint and options are the same
+files=(--max-shard-size 0.02MB)
+n=$(MEGATRAIN_FILE_FAULT=count "$mt" convert --from three.run --to counted --format hf "${files[@]}" 2>&1 |
+    sed -n 's/^file operations: //p')
+rm -rf counted
+begun=0 gone_on=0
+for ((i = 1; i <= n; i += 4)); do
+    rm -rf on.out on.out.partial
+    { MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from three.run --to on.out --format hf "${files[@]}"; } >/dev/null 2>&1
+    [ -e on.out ] && continue
+    first=$(stat -c %i on.out.partial/model-00001-of-*.safetensors 2>/dev/null)
+    out three.run on.out "${files[@]}" 2>err.txt
+    check "$n operations, killed at $i: $(head -1 err.txt)" [ "$(values on.out)" = "$(values one)" ]
+    check "$i: nothing else is there: $(ls on.out)" cmp -s <(ls on.out) <(ls many)
+    begun=$((begun + 1))
+    [ -z "$first" ] || [ "$first" != "$(stat -c %i on.out/model-00001-of-*.safetensors)" ] || gone_on=$((gone_on + 1))
+done
+check "$begun jobs were killed, $gone_on had made a file, which was kept" [ $gone_on -ge 8 -a $gone_on -lt $begun ]
+for other in "three.run --max-shard-size 0.03MB" "three.run --max-shard-size 0.02MB --dtype bf16" "listed.run --max-shard-size 0.02MB"; do
+    rm -rf on.out on.out.partial plain.out
+    { MEGATRAIN_FILE_FAULT=kill@$((n / 2)) "$mt" convert --from three.run --to on.out --format hf "${files[@]}"; } >/dev/null 2>&1
+    check "half of it is there" [ -e on.out.partial/job ]
+    out ${other%% *} on.out ${other#* } 2>err.txt
+    out ${other%% *} plain.out ${other#* } 2>>err.txt
+    check "another job begins anew, $other: $(head -1 err.txt)" diff -r on.out plain.out
+done
 for ((i = 1; i <= m; i += 5)); do
     rm -rf full.out
     MEGATRAIN_FILE_FAULT=enospc@$i "$mt" convert --from one.run --to full.out --format hf >/dev/null 2>err.txt

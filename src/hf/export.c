@@ -11,7 +11,7 @@
 #include "hf/convert.h"
 #include "hf/theirs.h"
 
-enum { TEXT_BYTES = 8192, COPY_MAX_BYTES = 1 << 30 };
+enum { TEXT_BYTES = 8192, IDENTITY_BYTES = 512, COPY_MAX_BYTES = 1 << 30 };
 
 typedef struct {
     int file;
@@ -107,16 +107,30 @@ static Err put_file(Export *m, int64_t from, int64_t end, ChunkWriter *w)
     return chunk_sync_close(w);
 }
 
+/* The file has its name when all of it is on the disk: an interrupted job is gone on with behind such files. */
 static Err write_file(Export *m, int64_t from, int64_t end)
 {
-    char name[64], path[PATH_MAX];
+    char name[64], path[PATH_MAX], part[PATH_MAX];
     ChunkWriter w;
     file_name(m, m->place[from].file, name);
     TRY(path_in(m, name, path));
-    TRY(chunk_create(&w, path, m->chunk, NULL));
+    TRY(path_in(m, "part", part));
+    TRY(chunk_create(&w, part, m->chunk, NULL));
     const Err err = put_file(m, from, end, &w);
     if (err) chunk_abandon(&w);
-    return err;
+    return err ? err : file_rename(part, path);
+}
+
+/* The first tensor of a file that is not there yet. */
+static Err first_to_write(const Export *m, int64_t *first)
+{
+    char name[64], path[PATH_MAX];
+    for (*first = 0; *first < m->list.count; ++*first) {
+        file_name(m, m->place[*first].file, name);
+        TRY(path_in(m, name, path));
+        if (!file_exists(path)) return ERR_OK;
+    }
+    return ERR_OK;
 }
 
 static Err put_index(const Export *m, TextOut *out)
@@ -169,8 +183,10 @@ static Err write_all(Export *m, SetupArena *a)
 {
     const HfExportJob *x = m->x;
     char path[PATH_MAX];
-    TRY(theirs_start(&m->list, a));
-    for (int64_t i = 0, first = 0; i < m->list.count; first = i) {
+    int64_t first;
+    TRY(first_to_write(m, &first));
+    TRY(theirs_start(&m->list, first, a));
+    for (int64_t i = first; i < m->list.count; first = i) {
         while (i < m->list.count && m->place[i].file == m->place[first].file) i++;
         TRY(write_file(m, first, i));
     }
@@ -182,15 +198,44 @@ static Err write_all(Export *m, SetupArena *a)
     return tokenizer_join(x->apart, x->apart_in, path);
 }
 
-/* Removes the files of an earlier job that was interrupted, but the lock. */
-static Err sweep(const Export *m)
+/* What the files of a job depend on. */
+static Err identity_of(const Export *m, char out[IDENTITY_BYTES])
+{
+    char path[PATH_MAX], *crc;
+    int64_t size;
+    if (snprintf(path, sizeof path, "%s/manifest.crc", m->x->from) >= (int)sizeof path)
+        return err_set(ERR_CKPT, "path is too long: '%s'", m->x->from);
+    TRY_AS(ERR_CKPT, file_read_all(path, IDENTITY_BYTES, &crc, &size));
+    snprintf(out, IDENTITY_BYTES, "checkpoint %.*s, %s, %d files of %lld bytes\n", (int)strcspn(crc, "\n"), crc,
+             m->x->about.dtype, m->file_count, (long long)m->x->shard_bytes);
+    free(crc);
+    return ERR_OK;
+}
+
+/* Is the interrupted job that left files the same one? */
+static bool goes_on(const Export *m, const char *identity)
+{
+    char path[PATH_MAX], *text;
+    int64_t size;
+    if (path_in(m, "job", path) || !file_exists(path) || file_read_all(path, IDENTITY_BYTES, &text, &size))
+        return false;
+    const bool same = (size_t)size == strlen(identity) && !memcmp(text, identity, (size_t)size);
+    free(text);
+    return same;
+}
+
+/* Removes the files of an earlier job that was interrupted, but the lock; and where this one goes on with it, weights
+ * that are whole. */
+static Err sweep(const Export *m, bool on)
 {
     char path[PATH_MAX];
     DIR *d = opendir(m->temp);
     Err err = ERR_OK;
     if (!d) return err_set(ERR_STORAGE, "cannot read folder '%s': %m", m->temp);
     for (struct dirent *entry; !err && (entry = readdir(d));) {
+        const char *end = strrchr(entry->d_name, '.');
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") || !strcmp(entry->d_name, "lock")) continue;
+        if (on && (!strcmp(entry->d_name, "job") || (end && !strcmp(end, ".safetensors")))) continue;
         err = path_in(m, entry->d_name, path);
         if (!err) err = file_remove_tree(path);
     }
@@ -202,6 +247,8 @@ static Err sweep(const Export *m)
 static Err commit(Export *m, int lock)
 {
     char path[PATH_MAX];
+    TRY(path_in(m, "job", path));
+    TRY(file_remove_tree(path));
     TRY(path_in(m, "lock", path));
     TRY(file_remove_tree(path));
     file_unlock(lock);
@@ -227,13 +274,24 @@ static Err check_target(const char *path)
     return err_hint("give --to a folder that is not there");
 }
 
+/* Leaves what an interrupted job of the same kind has made; from then on a file says which job this is. */
+static Err begin(const Export *m)
+{
+    char identity[IDENTITY_BYTES], path[PATH_MAX];
+    TRY(identity_of(m, identity));
+    const bool on = goes_on(m, identity);
+    TRY(sweep(m, on));
+    TRY(path_in(m, "job", path));
+    return on ? ERR_OK : file_replace(path, identity, (int64_t)strlen(identity));
+}
+
 /* While what is written has its temporary name. */
 static Err write_temp(Export *m, SetupArena *a)
 {
     ErrKept why;
     int lock;
     TRY(ckpt_lock(m->temp, &lock));
-    Err err = sweep(m);
+    Err err = begin(m);
     if (!err) err = write_all(m, a);
     if (!err) err = commit(m, lock);
     if (!err) return ERR_OK;

@@ -324,7 +324,7 @@ static Err write_file(Gguf *g, SetupArena *a)
 {
     char temp[PATH_MAX];
     g->file = (ChunkWriter){ .buf = g->chunk };
-    TRY(theirs_start(&g->list, a));
+    TRY(theirs_start(&g->list, 0, a));
     file_sweep_beside(g->x->to);
     TRY_AS(ERR_STORAGE, file_create_beside(g->x->to, &g->file.file));
     strcpy(temp, g->file.file.path);

@@ -60,6 +60,7 @@ Err jobs_open(const JobsSpec *spec, SetupArena *a, Jobs **out)
     *out = NULL;
     TRY(setup_array(a, 1, &j));
     j->spec = *spec;
+    j->begun = j->taken = spec->first;
     j->slot_count = spec->threads + SPARE;
     TRY(setup_array(a, j->slot_count, &j->slots));
     TRY(setup_array(a, spec->threads, &j->workers));
@@ -88,7 +89,7 @@ static Err failure(const Jobs *j)
 Err jobs_next(Jobs *j, const void **data, int64_t *size_bytes)
 {
     pthread_mutex_lock(&j->lock);
-    if (j->taken) j->slots[(j->taken - 1) % j->slot_count].done = false;
+    if (j->taken > j->spec.first) j->slots[(j->taken - 1) % j->slot_count].done = false;
     Slot *s = &j->slots[j->taken++ % j->slot_count];
     pthread_cond_broadcast(&j->changed);
     while (!s->done && !j->stop) pthread_cond_wait(&j->changed, &j->lock);

@@ -16,7 +16,7 @@ typedef struct {
     void *user;
     /* Does job `index`: fills `slot`, and says how many bytes. On any thread. scratch: as large as a slot. */
     Err (*work)(void *user, int64_t index, char *slot, char *scratch, int64_t *size_bytes);
-    int64_t count, slot_bytes;
+    int64_t first, count, slot_bytes; /* jobs [first, count) */
     int threads;
 } JobsSpec;
 

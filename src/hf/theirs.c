@@ -251,11 +251,13 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
 
 /* ---- streaming ---- */
 
-Err theirs_start(TheirsList *l, SetupArena *a)
+Err theirs_start(TheirsList *l, int64_t first, SetupArena *a)
 {
     TRY(odd_open(&l->odd, l->spec.whole, a));
+    for (int64_t i = 0; i < first; i++) l->done_bytes += theirs_bytes(&l->items[i]);
     TRY(jobs_open(&(JobsSpec){ .user = l,
                                .work = work,
+                               .first = first < l->count ? l->items[first].first_job : l->job_count,
                                .count = l->job_count,
                                .slot_bytes = l->slot_floats * (int64_t)sizeof(float),
                                .threads = l->spec.threads },

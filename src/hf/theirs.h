@@ -62,9 +62,10 @@ void theirs_name(const TheirsList *l, const Theirs *t, char out[HF_NAME_MAX]);
 HfPart theirs_part(const TheirsList *l, const Theirs *t);
 int64_t theirs_bytes(const Theirs *t);
 
-/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list, in its order. The last one
- * warns of weights that are NaN or infinite. ERR_CKPT: a number has no place in what is stored. */
-Err theirs_start(TheirsList *l, SetupArena *a);
+/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list from `first` on, in its order.
+ * The last one warns of weights among them that are NaN or infinite. ERR_CKPT: a number has no place in what is stored.
+ */
+Err theirs_start(TheirsList *l, int64_t first, SetupArena *a);
 Err theirs_put(TheirsList *l, const Theirs *t, ChunkWriter *w);
 
 #endif
