@@ -1,8 +1,8 @@
 /*
  * Hugging Face's folders to checkpoints of ours and back. Both directions stream: several threads make pieces of some
  * MiB (jobs.h), one writes them, and memory does not depend on the model's size. The way out is gone on with behind the
- * last whole file when it was killed, the way in is started again. Nothing half-written is taken for whole: what is written has another name until all
- * of it is on the disk.
+ * last whole file when it was killed, the way in is started again. Nothing half-written is taken for whole: what is
+ * written has another name until all of it is on the disk.
  */
 #ifndef MEGATRAIN_HF_CONVERT_H
 #define MEGATRAIN_HF_CONVERT_H
