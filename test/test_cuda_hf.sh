@@ -65,6 +65,9 @@ class nemotron_h "${llama[@]}" model.position=none model.activation=relu2 model.
     moe.router=sigmoid moe.balance=bias moe.latent=16 moe.shared_ffn=24 moe.every=0,1,0,0
 class kimi_linear "${latent[@]}" model.position=none model.mixer=kda,attention model.kda_heads=8 model.kda_head_dim=16 \
     model.tied=false moe.router=sigmoid moe.balance=bias
+class olmo_hybrid "${llama[@]}" model.mixer=delta,attention model.delta_key_heads=2 model.delta_value_heads=4 \
+    model.delta_key_dim=16 model.delta_value_dim=16 model.qk_norm=full model.block_norms=post model.state_norms=pre \
+    model.delta_negative=true
 class bamba "${llama[@]}" model.mixer=mamba2,attention model.mamba_heads=8 model.mamba_head_dim=16 model.mamba_state=16 \
     model.rope_dim=4
 # (their layers are those above in other combinations; test_hf.sh holds their logits to transformers')

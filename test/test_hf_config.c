@@ -226,6 +226,20 @@ static const struct {
       "\"num_hidden_layers\":2,\"linear_attn_config\":{\"kda_layers\":[1,2],\"full_attn_layers\":[]},"
       "\"attention_bias\":true",
       "mixer = kda|position = none|every = 0,1", "attention = mla|kv_lora_rank|attention_bias" },
+    { "olmo_hybrid", "",
+      "block_norms = post|state_norms = pre|qk_norm = full|mixer = delta*3,attention|delta_key_heads = 30|"
+      "delta_value_heads = 30|delta_key_dim = 96|delta_value_dim = 192|delta_norm_eps = 1e-05|delta_negative = true|"
+      "rope_base = 10000",
+      "head_dim|position" },
+    { "olmo_hybrid",
+      "\"num_hidden_layers\":3,\"rope_theta\":null,\"linear_allow_neg_eigval\":false,\"linear_num_key_heads\":10,"
+      "\"linear_value_head_dim\":64",
+      "mixer = delta*2,attention|position = none|delta_key_heads = 10|delta_value_heads = 30|delta_key_dim = 288|"
+      "delta_value_dim = 64",
+      "delta_negative|rope_base" },
+    { "olmo_hybrid", "\"rope_parameters\":{\"rope_theta\":null,\"rope_type\":\"default\"}", "position = none",
+      "rope_base" },
+    { "olmo_hybrid", "\"rope_parameters\":null", "rope_base = 10000", "position" },
     { "qwen3_5_text", "\"mtp_num_hidden_layers\":1,\"attn_output_gate\":true,\"rope_parameters\":{\"rope_theta\":1e7,"
       "\"rope_type\":\"default\",\"mrope_section\":[11,11,10],\"mrope_interleaved\":true,"
       "\"partial_rotary_factor\":0.25}",
@@ -497,6 +511,10 @@ static const struct {
       "'gate_lower_bound' is -5 (not a key that megatrain knows of this class)" },
     { "kimi_linear", "\"mla_use_nope\":false", ERR_CONFIG, "it can only be true" },
     { "kimi_linear", "\"tie_word_embeddings\":true", ERR_CONFIG, "it can only be false" },
+    { "olmo_hybrid", "\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]", ERR_CONFIG, "qk_norm = 'full'" },
+    { "olmo_hybrid", "\"num_hidden_layers\":1,\"layer_types\":[\"full_attention\"]", ERR_CONFIG,
+      "state_norms = 'pre'" },
+    { "olmo_hybrid", "\"head_dim\":64", ERR_CONFIG, "the class has no such key" },
     { "seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", ERR_CONFIG, "has no such biases" },
     { "exaone4", "\"sliding_window_pattern\":\"LLGL\"", ERR_CONFIG, "letters L with one G behind them" },
     { "exaone4", "\"sliding_window_pattern\":0", ERR_CONFIG, "says which blocks have a window" },
@@ -865,6 +883,17 @@ static const struct {
       "kimi_linear", NULL },
     { "model.arch=llama model.mixer=kda model.kda_heads=4 model.kda_head_dim=32 model.position=none model.tied=false",
       "kimi_linear", NULL },
+    { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.state_norms=pre model.qk_norm=full "
+      "model.delta_norm_eps=1e-5",
+      "olmo_hybrid", NULL },
+    { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.state_norms=pre model.qk_norm=full "
+      "model.delta_negative=true model.position=none",
+      "olmo_hybrid", NULL },
+    { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.qk_norm=full", NULL,
+      "model.state_norms = same" },
+    { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.state_norms=pre model.qk_norm=full "
+      "model.delta_norm_eps=1e-3",
+      NULL, "model.delta_norm_eps = 0.001" },
     { "model.arch=llama model.mixer=kda model.kda_heads=4 model.kda_head_dim=32 model.position=none model.kda_bound=-5",
       NULL, "model.kda_bound = -5" },
     { "model.arch=llama moe.experts=4 moe.router=sqrt_softplus", NULL, "moe.router = sqrt_softplus" },

@@ -7,6 +7,7 @@
 #include "test.h"
 
 enum { HEADS = 2, KV = 1, HEAD_DIM = 4, FFN = 6, HIDDEN = 10, EXPERTS = 3, NOPE = 2, ROPE = 4, WIDE = 8 };
+enum { KEY = 3, VALUE = 5, GROUP = 2 }; /* of linear attention */
 
 static HfNaming naming_of(HfClass kind)
 {
@@ -21,7 +22,8 @@ static HfNaming naming_of(HfClass kind)
                        .nope = NOPE,
                        .rope = ROPE,
                        .halves = kind == HF_KIMI_LINEAR,
-                       .kda_head = HEAD_DIM };
+                       .kda_head = HEAD_DIM,
+                       .delta = { HEADS, HEADS * GROUP, KEY, VALUE } };
 }
 
 static Param param_of(const char *name, int64_t rows, int64_t columns)
@@ -156,6 +158,25 @@ static int64_t kimi_conv(int64_t r, int64_t c, const char **name) /* [channels, 
     return r % all * ROPE + c;
 }
 
+static int64_t olmo_qkvz(int64_t r, int64_t c, const char **name)
+{
+    const int64_t keys = HEADS * KEY, values = HEADS * GROUP * VALUE;
+    *name = r < keys                ? "linear_attn.q_proj.weight"
+            : r < 2 * keys          ? "linear_attn.k_proj.weight"
+            : r < 2 * keys + values ? "linear_attn.v_proj.weight"
+                                    : "linear_attn.g_proj.weight";
+    return (r < 2 * keys ? r % keys : (r - 2 * keys) % values) * HIDDEN + c;
+}
+
+static int64_t olmo_conv(int64_t r, int64_t c, const char **name) /* [channels, 1, taps] of each */
+{
+    const int64_t keys = HEADS * KEY;
+    *name = r < keys       ? "linear_attn.q_conv1d.weight"
+            : r < 2 * keys ? "linear_attn.k_conv1d.weight"
+                           : "linear_attn.v_conv1d.weight";
+    return (r < 2 * keys ? r % keys : r - 2 * keys) * ROPE + c;
+}
+
 static int64_t kimi_q(int64_t r, int64_t c, const char **name) /* no column turns: no pairs */
 {
     *name = "self_attn.q_proj.weight";
@@ -200,6 +221,8 @@ TEST(each_element_has_its_published_place)
     check(HF_KIMI_LINEAR, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, kimi_q);
     check(HF_KIMI_LINEAR, false, "kda.fgb.weight", 2 * HEAD_DIM + HEADS, HIDDEN, kimi_small);
     check(HF_KIMI_LINEAR, false, "kda.conv.weight", 3 * HEADS * HEAD_DIM, ROPE, kimi_conv);
+    check(HF_OLMO_HYBRID, false, "delta.qkvz.weight", 2 * HEADS * (KEY + GROUP * VALUE), HIDDEN, olmo_qkvz);
+    check(HF_OLMO_HYBRID, false, "delta.conv.weight", HEADS * (2 * KEY + GROUP * VALUE), ROPE, olmo_conv);
     check(HF_YOUTU, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_GEMMA3, false, "norm2.weight", HIDDEN, 1, gemma_norm);
 }

@@ -69,6 +69,7 @@ typedef enum {
     HF_BAMBA,
     HF_NEMOTRON_H,
     HF_KIMI_LINEAR,
+    HF_OLMO_HYBRID,
     HF_GPT_NEOX,
     HF_FALCON,
     HF_COHERE,

@@ -244,6 +244,7 @@ static void put_delta(Ini *w)
     put_int(w, "delta_key_dim", m->linear.key_dim);
     put_int(w, "delta_value_dim", m->linear.value_dim);
     if (m->linear.conv != 4) put_int(w, "delta_conv", m->linear.conv);
+    if (m->linear.negative) put_flag(w, "delta_negative", true);
 }
 
 static void put_mamba(Ini *w)

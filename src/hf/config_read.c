@@ -555,6 +555,19 @@ static Err settle_mamba(Reader *r)
     return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
 }
 
+/* OLMo Hybrid: widths that are absent, and some block with full attention. */
+static void settle_delta(Reader *r)
+{
+    HfModel *m = &r->model;
+    if (r->class != HF_OLMO_HYBRID) return;
+    if (!m->typed && m->layers < m->period) m->period = m->layers;
+    if (m->linear.key_heads == HF_NONE) m->linear.key_heads = m->heads;
+    if (m->linear.value_heads == HF_NONE) m->linear.value_heads = m->heads;
+    if (m->linear.key_dim == HF_NONE)
+        m->linear.key_dim = (int64_t)(0.75 * (double)m->hidden / (double)m->linear.key_heads);
+    if (m->linear.value_dim == HF_NONE) m->linear.value_dim = 2 * m->linear.key_dim;
+}
+
 /* Kimi Linear: which blocks have linear attention is said by two lists, or by layer_types. */
 static Err settle_kda(Reader *r)
 {
@@ -580,6 +593,7 @@ static Err settle_sizes(Reader *r)
     if (r->class == HF_FALCON) TRY(settle_falcon(r));
     TRY(settle_mamba(r));
     TRY(settle_kda(r));
+    settle_delta(r);
     if (r->class == HF_GPT_NEOX) m->embedding_dropout = m->branch_dropout;
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)
@@ -641,6 +655,7 @@ static Err settle_partial(Reader *r)
 static Err settle_rope(Reader *r)
 {
     HfModel *m = &r->model;
+    if (m->theta == HF_NONE) m->rotates = false;
     TRY(settle_partial(r));
     if (m->turned && m->turned < m->layers) return no(r, "'no_rope_layers' is about fewer blocks than there are");
     if (m->bases.count && m->bases.count < m->layers)

@@ -96,6 +96,7 @@ static void say_delta(const Config *cfg, HfModel *m)
     m->linear.key_dim = cfg->model.delta_key_dim;
     m->linear.value_dim = cfg->model.delta_value_dim;
     m->linear.conv = cfg->model.delta_conv;
+    m->linear.negative = cfg->model.delta_negative;
 }
 
 static void say_kda(const Config *cfg, HfModel *m)
@@ -226,6 +227,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
     if (hf_classes[c].single) say_singles(cfg, out);
+    if (c == HF_OLMO_HYBRID && !out->rotates) out->theta = HF_NONE;
     if (c == HF_GRANITEMOEHYBRID && !cfg->moe.experts) { /* (its feed-forward layers are shared experts alone) */
         out->experts = 0;
         out->ffn = out->shared_ffn = cfg->model.ffn;

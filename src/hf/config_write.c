@@ -258,6 +258,11 @@ static double latent_eps(const Config *c)
     return c->model.latent_norm_eps > 0 ? c->model.latent_norm_eps : c->model.norm_eps;
 }
 
+static double delta_eps(const Config *c)
+{
+    return c->model.delta_norm_eps > 0 ? c->model.delta_norm_eps : c->model.norm_eps;
+}
+
 /* Softmax over all, divided by the sum of the chosen, is softmax over the chosen. */
 static int router_of(const Config *c)
 {
@@ -302,6 +307,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_model_logits_scale: return (float)a->model.logits_scale == (float)b->model.logits_scale;
     case CFG_model_residual_scale: return (float)a->model.residual_scale == (float)b->model.residual_scale;
     case CFG_model_latent_norm_eps: return latent_eps(a) == latent_eps(b);
+    case CFG_model_delta_norm_eps: return delta_eps(a) == delta_eps(b);
     case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
     case CFG_moe_router: return !experts || router_of(a) == router_of(b);
     case CFG_moe_normalize: /* (of softmax the router says it) */

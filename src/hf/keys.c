@@ -24,7 +24,7 @@
 #define ROTARY (ALL & ~GPTS)
 #define TURNING (ROTARY & ~B(NEMOTRON_H) & ~B(KIMI_LINEAR)) /* with rotary positions */
 /* heads of one width, which is a key */
-#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
+#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM) & ~B(OLMO_HYBRID))
 #define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
 #define HYBRIDS (B(QWEN3_NEXT) | LATER) /* with linear attention */
 #define SPARSE \
@@ -48,7 +48,7 @@
 #define BIASED                                                                                                       \
     (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS |         \
      B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | HYBRIDS | B(GPT_NEOX) | \
-     COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA))
+     COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA) | B(OLMO_HYBRID))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
      B(GPT_NEOX) | HYBRIDS | B(BAMBA)) /* some columns of a head turn */

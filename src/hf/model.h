@@ -67,7 +67,8 @@ typedef struct {
 
     struct {
         int64_t key_heads, value_heads, key_dim, value_dim, conv;
-    } linear; /* Gated DeltaNet */
+        int64_t negative; /* write strengths are up to 2 */
+    } linear;             /* Gated DeltaNet */
     struct {
         int64_t heads, head, groups, state, conv, conv_bias;
         int64_t expand; /* width of all heads, over hidden */

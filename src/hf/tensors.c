@@ -13,6 +13,8 @@ typedef enum {
     QKV_GATE,    /* QKV, and an output gate as wide as the queries */
     GATE_UP,     /* two tensors */
     THIRDS,      /* three of as many rows */
+    QKV_DELTA,   /* queries, keys and values of linear attention: three tensors */
+    QKVZ_DELTA,  /* these, and its gates: four */
     LATENTS_B,   /* two latents of KDA as wide as a head, then a number of each head: three tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
     QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
@@ -34,7 +36,7 @@ enum {
     PLAIN = 8,           /* a norm that multiplies by w itself, whatever others of the class do */
     STACKED = 64,        /* where the folder has all experts of a layer in one tensor */
     CHANNELS = 16,       /* a convolution of each channel alone: their tensor has a dim of 1 more */
-    AS_MIXTURES = 128,   /* where dense layers have the name of mixtures */
+    AS_SAVED = 128,      /* in files as transformers saves them */
     OF_HEADS = 256       /* a vector that is [1, 1, heads, 1] in theirs */
 };
 
@@ -60,7 +62,7 @@ enum {
 #define GRANITE_SHARED (C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID) | C(GRANITEMOE_SWA))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID))
 #define MAMBAS (C(GRANITEMOEHYBRID) | C(BAMBA))
-#define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
+#define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO) | C(OLMO_HYBRID))
 #define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON) | HYBRIDS) /* they multiply by 1 + w */
 #define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))                /* of multi-token prediction */
 #define MORE_BLOCKS (MODULES | C(HY_V3)) /* files hold such modules, whether they are read or not */
@@ -158,6 +160,9 @@ static const Row table[] = {
     { C(HYPERCLOVAX), "post_norm2", "post_norm2", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
+    { C(OLMO_HYBRID), "norm1", "attention_layer_norm", WHOLE, 0 },
+    { C(OLMO_HYBRID), "norm2", "feedforward_layer_norm", WHOLE, 0 },
+    { C(OLMO_HYBRID), "post_norm1", "feedforward_layer_norm", WHOLE, AS_SAVED },
     { GEMMAS, "norm1", "input_layernorm", WHOLE, 0 },
     { OWN_NORMS, "post_norm1", "post_attention_layernorm", WHOLE, 0 },
     { GEMMAS, "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
@@ -192,6 +197,18 @@ static const Row table[] = {
     { HYBRIDS, "delta.norm", "linear_attn.norm", WHOLE, PLAIN },
     { HYBRIDS, "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
 
+    { C(OLMO_HYBRID), "delta.qkvz", "linear_attn.q_proj linear_attn.k_proj linear_attn.v_proj linear_attn.g_proj",
+      QKVZ_DELTA, 0 },
+    { C(OLMO_HYBRID), "delta.ba", "linear_attn.b_proj linear_attn.a_proj", GATE_UP, 0 },
+    { C(OLMO_HYBRID), "delta.conv", "linear_attn.q_conv1d linear_attn.k_conv1d linear_attn.v_conv1d", THIRDS,
+      CHANNELS | AS_SAVED },
+    { C(OLMO_HYBRID), "delta.conv", "linear_attn.q_conv1d linear_attn.k_conv1d linear_attn.v_conv1d", QKV_DELTA,
+      CHANNELS },
+    { C(OLMO_HYBRID), "delta.a_log", "linear_attn.A_log", WHOLE, 0 },
+    { C(OLMO_HYBRID), "delta.dt_bias", "linear_attn.dt_bias", WHOLE, 0 },
+    { C(OLMO_HYBRID), "delta.norm", "linear_attn.o_norm", WHOLE, 0 },
+    { C(OLMO_HYBRID), "delta.proj", "linear_attn.o_proj", WHOLE, 0 },
+
     { MAMBAS, "mamba.in", "mamba.in_proj", BEFORE_DT, 0 },
     { MAMBAS, "mamba.dt", "mamba.in_proj", DT, 0 },
     { MAMBAS, "mamba.conv.weight", "mamba.conv1d.weight", WHOLE, CHANNELS },
@@ -211,8 +228,8 @@ static const Row table[] = {
     { C(KIMI_LINEAR), "kda.dt_bias", "self_attn.dt_bias", WHOLE, 0 },
     { C(KIMI_LINEAR), "kda.norm", "self_attn.o_norm", WHOLE, 0 },
     { C(KIMI_LINEAR), "kda.proj", "self_attn.o_proj", WHOLE, 0 },
-    { C(KIMI_LINEAR), "mlp.fc1", "block_sparse_moe.gate_proj block_sparse_moe.up_proj", GATE_UP, AS_MIXTURES },
-    { C(KIMI_LINEAR), "mlp.fc2", "block_sparse_moe.down_proj", WHOLE, AS_MIXTURES },
+    { C(KIMI_LINEAR), "mlp.fc1", "block_sparse_moe.gate_proj block_sparse_moe.up_proj", GATE_UP, AS_SAVED },
+    { C(KIMI_LINEAR), "mlp.fc2", "block_sparse_moe.down_proj", WHOLE, AS_SAVED },
     { C(KIMI_LINEAR), "mlp.shared.fc1",
       "block_sparse_moe.shared_experts.gate_proj block_sparse_moe.shared_experts.up_proj", GATE_UP, 0 },
     { C(KIMI_LINEAR), "mlp.shared.fc2", "block_sparse_moe.shared_experts.down_proj", WHOLE, 0 },
@@ -353,7 +370,7 @@ static bool row_is(const Row *r, const HfNaming *n, const char *name, const char
     const size_t length = strlen(r->ours);
     if (r->flags & OWN_NORMS_ONLY && !n->own_norms) return false;
     if (r->flags & STACKED && !n->stacked) return false;
-    if (r->flags & AS_MIXTURES && !n->as_mixtures) return false;
+    if (r->flags & AS_SAVED && !n->as_saved) return false;
     if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
@@ -420,6 +437,8 @@ static int slices(const HfNaming *n, Form form)
     case BEFORE_DT:
     case DT:
     case WHOLE: return 1;
+    case QKVZ_DELTA: return 4;
+    case QKV_DELTA:
     case THIRDS:
     case LATENTS_B:
     case QKV: return 3;
@@ -506,6 +525,14 @@ static Slice key_heads(const HfNaming *n, Form form, int k)
     return form == KEY_HEADS ? section_of_head(n, rows, 4, k) : section_of_head(n, pair, 2, k);
 }
 
+/* The k-th of queries, keys, values and gates of linear attention. */
+static Slice of_delta(const HfNaming *n, int k)
+{
+    const int64_t keys = n->delta.key_heads * n->delta.key, values = n->delta.value_heads * n->delta.value;
+    const int64_t rows = k < 2 ? keys : values;
+    return (Slice){ k < 2 ? k * keys : 2 * keys + (k - 2) * values, rows, 0, 1, rows, k };
+}
+
 /* Queries, keys and values of linear attention, or its gates, of so many rows together. */
 static Slice values_or_gates(const HfNaming *n, int64_t rows, int k)
 {
@@ -547,6 +574,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_PAIRS: s = piece_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case THIRDS: s = (Slice){ k * (rows / 3), rows / 3, 0, 1, rows / 3, k }; break;
+    case QKV_DELTA:
+    case QKVZ_DELTA: s = of_delta(n, k); break;
     case LATENTS_B: s = latent_or_numbers(n, rows, k); break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
     case QKV_GATED: s = gated(n, k); break;

@@ -32,8 +32,8 @@ typedef struct {
                            MiniCPM3 */
     bool own_norms;     /* layers in parallel, and each has a norm */
     bool stacked;       /* all experts of a layer are one tensor, where a class has them in either way */
-    bool as_mixtures;   /* Kimi Linear's dense layers have the name of mixtures, as transformers saves them */
-    bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
+    bool as_saved; /* Kimi Linear, OLMo Hybrid: names and cuts as transformers saves them, not the published ones */
+    bool mxfp4;    /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */
     int64_t nope, rope, kv_rank; /* latent attention */

@@ -147,6 +147,14 @@ static bool has_name(const HfFolder *f, const char *part)
     return false;
 }
 
+/* Transformers saves Kimi Linear's dense layers under the name of mixtures, and OLMo Hybrid's norms behind attention
+ * under that of others before a layer. */
+static bool is_as_saved(const HfFolder *f, HfClass kind)
+{
+    if (kind == HF_OLMO_HYBRID) return !has_name(f, ".post_attention_layernorm.");
+    return has_name(f, ".block_sparse_moe.gate_proj.");
+}
+
 /* Tensors that the model has no place for: some are passed over, those of modules of multi-token prediction aloud. */
 static Err check_rest(const HfWeights *m, const HfConfig *hf)
 {
@@ -181,7 +189,7 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
     TRY(hf_folder_open(path, a, &out->folder));
     out->naming = hf_naming(hf->kind, cfg, find_prefix(&out->folder, hf));
     out->naming.stacked = has_name(&out->folder, ".mlp.experts.gate_up_proj");
-    out->naming.as_mixtures = has_name(&out->folder, ".block_sparse_moe.gate_proj.");
+    out->naming.as_saved = is_as_saved(&out->folder, hf->kind);
     out->naming.mxfp4 = hf->store == HF_STORE_MXFP4;
     out->naming.halves = !hf->interleaved;
     TRY(use_all(out, whole));

@@ -266,6 +266,15 @@ CASES = {
         latent_experts(35, 5, 5, num_local_experts=4, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.0,
             pad_token_id=0, **kda(2, 8)),
     ),  # fmt: skip
+    "olmo_hybrid": (
+        T.OlmoHybridConfig,
+        sizes(48, 80, 4, 6, 2, None, pad_token_id=0, rope_parameters=dict(rope_theta=None, rope_type="default"),
+            **linear(3, 6, 10, 7)),
+        sizes(40, 56, 3, 5, 5, None, pad_token_id=0, rms_norm_eps=1e-3, rope_parameters=rope("linear", 5e5, factor=2.0),
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            **linear(4, 4, 6, 9, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False)),
+        sizes(36, 40, 2, 3, 1, None, pad_token_id=0, **TIED),
+    ),  # fmt: skip
     "qwen3_5": (
         T.Qwen3_5TextConfig,
         sizes(48, 80, 4, 6, 2, 8, rms_norm_eps=1e-4, **linear(3, 6, 10, 7)),
