@@ -21,6 +21,16 @@ template <class T> struct DeltaCall {
     int64_t floats; /* of it that a block has */
 };
 
+template <class T> struct DeltaFwd {
+    DeltaCall<T> c;
+    GroupedRows<T> o;
+    Rows<float> states, after; /* data: or NULL */
+    Rows<const float> before;
+};
+
+/* By tensor cores, if it takes the call: *done; else nothing happens. */
+Err delta_tiles_fwd(Stream *s, const delta_fwd_args *a, const DeltaFwd<bf16> &f, bool *done);
+
 /* A block's part of the workspace: the members of src/cpu/delta.h. */
 struct DeltaParts {
     float *q, *k, *kk, *qk, *decay, *low, *read, *from, *g, *beta, *error, *write, *x;

@@ -5,14 +5,9 @@
  * Work      3 n D E + n n E multiplications a run of n rows and value head, from L2: far from the machine's.
  * Needs     workspace for at least one block: 0.9 MiB of heads of 128.
  */
-#include "delta.cuh"
+#include <type_traits>
 
-template <class T> struct DeltaFwd {
-    DeltaCall<T> c;
-    GroupedRows<T> o;
-    Rows<float> states, after; /* data: or NULL */
-    Rows<const float> before;
-};
+#include "delta.cuh"
 
 template <class T>
 __device__ __forceinline__ void forward_output(const DeltaFwd<T> &f, const DeltaParts &p, float *o, const ScanRun &r,
@@ -84,6 +79,11 @@ template <class T> static Err launch_fwd(Stream *s, const delta_fwd_args *a)
     f.o = grouped_rows_of<T>(a->o);
     f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
     f.before = rows_of<const float>(a->before);
+    if constexpr (std::is_same<T, bf16>::value) {
+        bool done;
+        TRY(delta_tiles_fwd(s, a, f, &done));
+        if (done) return ERR_OK;
+    }
     LAUNCH((delta_fwd_kernel<T>), blocks, SCAN_THREADS, 0, cuda_stream(s), f);
     return ERR_OK;
 }

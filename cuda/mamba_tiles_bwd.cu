@@ -90,7 +90,7 @@ __device__ __forceinline__ float head_products(TileSums kq[2], TileSums &read, T
 
 /* What the rows i from j on, of which there are blocks of 16, add to dwrite; and `both`. */
 __device__ __forceinline__ void head_pairs(TileSums &dwrite, HeadSums &sums, const TileSums kq[2],
-                                           const WindowGates &gates, const HeadTiles &t)
+                                           const MambaGates &gates, const HeadTiles &t)
 {
     const int warp = threadIdx.x / WARP, m = warp * 16;
     const TilePlace p(m);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void head_pairs(TileSums &dwrite, HeadSums &sums, con
 }
 
 /* dwrite becomes dx; ddelta, dskip. */
-__device__ __forceinline__ void head_writes(TileSums &dwrite, const MambaBwd<bf16> &f, const WindowGates &gates,
+__device__ __forceinline__ void head_writes(TileSums &dwrite, const MambaBwd<bf16> &f, const MambaGates &gates,
                                             const HeadTiles &t, const Window &w, int head)
 {
     const int m = threadIdx.x / WARP * 16;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void head_writes(TileSums &dwrite, const MambaBwd<bf1
 }
 
 /* dg: of the pairs of rows that row m parts, and of the states behind it. A thread has a row. room: for 2 sums a row */
-__device__ __forceinline__ void head_gates(const MambaBwd<bf16> &f, HeadSums &sums, const WindowGates &gates,
+__device__ __forceinline__ void head_gates(const MambaBwd<bf16> &f, HeadSums &sums, const MambaGates &gates,
                                            double *room, float states, const Window &w, int head)
 {
     const int i = threadIdx.x;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void head_gates(const MambaBwd<bf16> &f, HeadSums &su
 
 /* The gradients of `from`, and of decays up to the last row, times these; kept becomes what dwrite has of the state. */
 __device__ __forceinline__ void head_states(TileSums &kept, const TileSums &read, HeadSums &sums,
-                                            const WindowGates &gates, const HeadTiles &t)
+                                            const MambaGates &gates, const HeadTiles &t)
 {
     const int m = threadIdx.x / WARP * 16;
     const TilePlace p(m);
@@ -205,12 +205,12 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_heads_tiles_kernel(Mamb
 {
     const MambaCall<bf16> &c = f.c;
     DYNAMIC_SHARED(bf16, at);
-    SHARED(WindowGates, gates, [1]);
+    SHARED(MambaGates, gates, [1]);
     SHARED(HeadSums, sums, [1]);
     const HeadTiles t = head_tiles(at);
     const int64_t item = blockIdx.x / c.H;
     const int head = static_cast<int>(blockIdx.x % c.H);
-    const Window w = window_of(c, item / c.windows, item % c.windows);
+    const Window w = window_of(c.rows, item / c.windows, item % c.windows);
     TileSums kq[2], read, dwrite;
     load_gates(*gates, t.k, c, w, head);
     tile_copy(t.go, f.go, w.row * c.H + head, c.H, 0, w.n, c.P, MAMBA_WINDOW);
@@ -229,7 +229,7 @@ constexpr int KEYS_BYTES = 3 * MAMBA_TILE * 2;
 
 /* dqk + qk' of a head, of rows `own` and all `other` that have to do with them. */
 template <bool KEYS>
-__device__ __forceinline__ void add_pairs(TileSums dqk[2], const WindowGates &gates, const uint32_t own[TILE / 16][4],
+__device__ __forceinline__ void add_pairs(TileSums dqk[2], const MambaGates &gates, const uint32_t own[TILE / 16][4],
                                           const bf16 *other)
 {
     const int m = threadIdx.x / WARP * 16;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void add_pairs(TileSums dqk[2], const WindowGates &ga
 
 /* sum + what a head's rows `own` have of its state, or gradient of that: 64 columns of it. */
 template <bool KEYS>
-__device__ __forceinline__ void add_state(TileSums &sum, const WindowGates &gates, const uint32_t own[TILE / 16][4],
+__device__ __forceinline__ void add_state(TileSums &sum, const MambaGates &gates, const uint32_t own[TILE / 16][4],
                                           const bf16 *state)
 {
     const TilePlace p(threadIdx.x / WARP * 16);
@@ -275,12 +275,12 @@ template <bool KEYS> __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_ke
 {
     const MambaCall<bf16> &c = f.c;
     DYNAMIC_SHARED(bf16, own_tile);
-    SHARED(WindowGates, gates, [1]);
+    SHARED(MambaGates, gates, [1]);
     bf16 *other = own_tile + MAMBA_TILE, *state = other + MAMBA_TILE;
     const int64_t item = blockIdx.x / c.G;
     const int group = static_cast<int>(blockIdx.x % c.G), first = static_cast<int>(blockIdx.y) * TILE;
     const int m = threadIdx.x / WARP * 16;
-    const Window w = window_of(c, item / c.windows, item % c.windows);
+    const Window w = window_of(c.rows, item / c.windows, item % c.windows);
     const Rows<const float> dstates = { f.dstates.data, f.dstates.ld };
     TileSums dqk[2], sum;
     tile_clear(dqk[0]), tile_clear(dqk[1]), tile_clear(sum);

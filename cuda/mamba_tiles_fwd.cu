@@ -67,11 +67,11 @@ template <bool BACK> __global__ void __launch_bounds__(SCAN_THREADS, 2) mamba_ad
 {
     const MambaCall<bf16> &c = f.c;
     DYNAMIC_SHARED(bf16, keys);
-    SHARED(WindowGates, gates, [1]);
+    SHARED(MambaGates, gates, [1]);
     bf16 *high = keys + MAMBA_TILE, *low = high + MAMBA_TILE;
     const int64_t item = blockIdx.x, at = item / c.H;
     const int head = static_cast<int>(item % c.H);
-    const Window w = window_of(c, at / c.windows, at % c.windows);
+    const Window w = window_of(c.rows, at / c.windows, at % c.windows);
     load_gates(*gates, keys, c, w, head);
     const int *run = gates->run;
     if (threadIdx.x == 0)
@@ -180,7 +180,7 @@ __device__ __forceinline__ void query_keys(TileSums s[2], const MambaCall<bf16> 
 }
 
 /* o = from (S^T q): the state in pieces of 64 of its rows. */
-__device__ __forceinline__ void read_state(TileSums &o, const MambaFwd<bf16> &f, const WindowGates &gates,
+__device__ __forceinline__ void read_state(TileSums &o, const MambaFwd<bf16> &f, const MambaGates &gates,
                                            const bf16 *q, bf16 *state, int64_t row)
 {
     const MambaCall<bf16> &c = f.c;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void read_state(TileSums &o, const MambaFwd<bf16> &f,
 }
 
 /* o += what rows up to them wrote. */
-__device__ __forceinline__ void read_rows(TileSums &o, const TileSums qk[2], const WindowGates &gates, const bf16 *x)
+__device__ __forceinline__ void read_rows(TileSums &o, const TileSums qk[2], const MambaGates &gates, const bf16 *x)
 {
     const int m = threadIdx.x / WARP * 16;
     const TilePlace p(m);
@@ -236,12 +236,12 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_rows_tiles_kernel(Mamba
 {
     const MambaCall<bf16> &c = f.c;
     DYNAMIC_SHARED(bf16, state);
-    SHARED(WindowGates, gates, [1]);
+    SHARED(MambaGates, gates, [1]);
     bf16 *x = state + MAMBA_TILE, *q = x + MAMBA_TILE;
     const int64_t item = blockIdx.x / parts, at = item / c.G;
     const int group = static_cast<int>(item % c.G), begin = static_cast<int>(blockIdx.x % parts) * ROWS_HEADS;
     const int end = begin + ROWS_HEADS < c.group ? begin + ROWS_HEADS : c.group;
-    const Window w = window_of(c, at / c.windows, at % c.windows);
+    const Window w = window_of(c.rows, at / c.windows, at % c.windows);
     const int m = threadIdx.x / WARP * 16;
     TileSums qk[2];
     for (int first = 0; first < c.N; first += TILE)

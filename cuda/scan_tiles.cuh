@@ -15,6 +15,84 @@
 
 constexpr int TILE = 64, TILE_CHUNK = 8, TILE_CHUNKS = TILE / TILE_CHUNK;
 
+/* ---- gates ---- */
+
+/*
+ * A head's gates in a window of ROWS rows, which goes as a whole, whatever documents it has: their borders are zeros
+ * among its decays. Decays are powers of 2 of differences of sums. So sums are two floats, of a sum in fp64: a
+ * difference is then as exact as the numbers it is of.
+ */
+template <int ROWS> struct WindowGates {
+    int run[ROWS];              /* where a row's run begins; -1: before the window */
+    float high[ROWS], low[ROWS]; /* of sums of g, in units of log 2 */
+    float step[ROWS];           /* beside g: what a row writes is scaled by */
+    float from[ROWS], left[ROWS]; /* 0 beyond the first run and before the last */
+
+    /* The decay of what row j wrote when row i reads it. */
+    __device__ __forceinline__ float decay(int i, int j) const
+    {
+        if (i < j || run[i] != run[j]) return 0.0f;
+        return exp2_approx((high[i] - high[j]) + (low[i] - low[j]));
+    }
+};
+
+/* Room for its sums, as they come about. */
+template <int ROWS> struct GateSums {
+    double sum[2][ROWS];
+    int run[2][ROWS];
+};
+
+/* A window of a sample. */
+struct Window {
+    int64_t b, w, row; /* row: the first, of [B T] */
+    int n;
+};
+
+__device__ __forceinline__ Window window_of(const ScanRows &rows, int64_t b, int64_t w)
+{
+    const int64_t first = w * rows.window, left = rows.T - first;
+    return { b, w, b * rows.T + first, static_cast<int>(left < rows.window ? left : rows.window) };
+}
+
+/* The gates of a head; a thread has a row. room: shared memory for GateSums. */
+template <int ROWS>
+__device__ __forceinline__ void load_gates(WindowGates<ROWS> &a, void *room, Rows<const float> gates,
+                                           Rows<const float> steps, const ScanRows &rows, const Window &w, int head)
+{
+    static constexpr float LEAST = -200; /* (what exp makes 0, however much is added) */
+    static constexpr double LOG2E = 1.4426950408889634;
+    GateSums<ROWS> &s = *static_cast<GateSums<ROWS> *>(room);
+    const int i = threadIdx.x;
+    const bool mine = i < ROWS, there = i < w.n;
+    int k = 0;
+    if (mine) {
+        const float g = there ? gates.at(w.row + i)[head] : 0.0f;
+        a.step[i] = there ? steps.at(w.row + i)[head] : 0.0f;
+        s.sum[0][i] = (g < LEAST ? LEAST : g) * LOG2E;
+        s.run[0][i] = there && rows.begins(w.b, w.w * ROWS + i) ? i : -1;
+    }
+    __syncthreads();
+    for (int d = 1; d < ROWS; d *= 2, k ^= 1) {
+        if (mine) {
+            const bool add = i >= d;
+            s.sum[k ^ 1][i] = add ? s.sum[k][i - d] + s.sum[k][i] : s.sum[k][i];
+            s.run[k ^ 1][i] = add && s.run[k][i - d] > s.run[k][i] ? s.run[k][i - d] : s.run[k][i];
+        }
+        __syncthreads();
+    }
+    if (mine) {
+        a.run[i] = s.run[k][i];
+        a.high[i] = static_cast<float>(s.sum[k][i]);
+        a.low[i] = static_cast<float>(s.sum[k][i] - a.high[i]);
+        a.from[i] = there && a.run[i] < 0 ? exp2_approx(a.high[i] + a.low[i]) : 0.0f;
+    }
+    __syncthreads();
+    if (mine) a.left[i] = there ? a.decay(w.n - 1, i) : 0.0f;
+    __syncthreads();
+}
+
+/* ---- tiles ---- */
+
 /* A warp's sums: 16 rows of a tile. Lane: g = lane / 4, t = lane % 4; x[n][e] is row g + 8 (e / 2), column
  * 8 n + 2 t + e % 2. */
 struct TileSums {

@@ -70,6 +70,7 @@ static int launches_of(OpId id, int64_t columns)
     case OP_fp8_amax:
     case OP_fp8_cast_runs:
     case OP_bias_grad:
+    case OP_delta_fwd: /* (by tensor cores) */
     case OP_attention_bwd: return 2;
     case OP_mamba_fwd: /* (by tensor cores) */
     case OP_permute_index: return 3;
@@ -318,7 +319,17 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
 static double delta_seconds(const CostModel *m, Tensor q, double flop)
 {
     const double busy = fmin(1, (double)(q.dim[0] * q.dim[2]) / m->device->multiprocessors);
-    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan(false));
+    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan(SCAN_PLAIN));
+}
+
+/* By tensor cores it has 64 columns of a value head (cuda/delta_tiles_fwd.cu). */
+static double delta_fwd_seconds(const CostModel *m, Tensor q, Tensor v, double flop)
+{
+    enum { COLUMNS = 64 };
+    if (v.dtype != BF16 || !delta_has_tiles(q.dim[3], v.dim[3])) return delta_seconds(m, q, flop);
+    const double blocks = (double)(v.dim[0] * v.dim[2] * ((v.dim[3] + COLUMNS - 1) / COLUMNS));
+    const double busy = fmin(1, blocks / m->device->multiprocessors);
+    return flop / (1e12 * m->device->bf16_tflops * busy * reached_by_scan(SCAN_CHAIN));
 }
 
 /* A block has a window of a group (cuda/mamba.cu). By tensor cores it has 8 heads of it, or 64 columns of the gradients
@@ -332,17 +343,18 @@ static double mamba_seconds(const CostModel *m, Tensor q, Tensor x, bool forward
     const double blocks = (double)(q.dim[0] * windows * q.dim[2] * (tiles ? parts : 1));
     const double busy = fmin(1, blocks / m->device->multiprocessors);
     const double peak = tiles ? m->device->bf16_tflops : m->device->fp32_tflops;
-    return flop / (1e12 * peak * busy * reached_by_scan(tiles));
+    return flop / (1e12 * peak * busy * reached_by_scan(tiles ? SCAN_WINDOWS : SCAN_PLAIN));
 }
 
 static double scan_seconds(const CostModel *m, OpId id, const void *args, double flop)
 {
     const mamba_fwd_args *fwd = args;
     const mamba_bwd_args *bwd = args;
+    const delta_fwd_args *delta = args;
     switch (id) {
     case OP_mamba_fwd: return mamba_seconds(m, fwd->q, fwd->x, true, flop);
     case OP_mamba_bwd: return mamba_seconds(m, bwd->q, bwd->x, false, flop);
-    case OP_delta_fwd: return delta_seconds(m, ((const delta_fwd_args *)args)->q, flop);
+    case OP_delta_fwd: return delta_fwd_seconds(m, delta->q, delta->v, flop);
     case OP_delta_bwd: return delta_seconds(m, ((const delta_bwd_args *)args)->q, flop);
     case OP_kda_fwd: return delta_seconds(m, ((const kda_fwd_args *)args)->q, flop);
     default: return delta_seconds(m, ((const kda_bwd_args *)args)->q, flop);

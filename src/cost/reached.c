@@ -119,11 +119,17 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width)
 
 /* ASSUMED: not measured. Plain: each multiply-add loads both operands from a cache, a fourth of a warp's lanes at a
  * time, so an eighth of the peak at most. One block on a multiprocessor is taken to hide half of what it waits for.
- * Tiles: of a window of a head of Mamba-2, N 128 and P 64, an H100 executes 11.1 MFLOP forward and 32 backward for 7.3
- * and 14.7 that count, at 200 TFLOP/s, as attention by mma.sync has it: 55 and 160 ns. Its rows and states pass in 62
- * and 120 ns. One block on a multiprocessor is taken to overlap none of it: 63 and 52 TFLOP/s of 989. (Published for
- * five kernels of such a window, forward: 79 ns; docs/gpu.md.) */
-double reached_by_scan(bool tiles) { return tiles ? .057 : .06; }
+ * Chain: of a window and 64 columns of a value head, D 128, a multiprocessor of an H100 executes 9.6 MFLOP for 4.2 that
+ * count, in 6.4 us at its share of 200 TFLOP/s, as attention by mma.sync has it. 104 KiB pass in 4.7 us, and barriers
+ * take 0.5: 48 TFLOP/s of 989 if all have a block. Windows: of a window of a head of Mamba-2, N 128 and P 64, it is
+ * 11.1 MFLOP forward and 32 backward for 7.3 and 14.7, 55 and 160 ns. Its rows and states pass in 62 and 120 ns. One
+ * block on a multiprocessor is taken to overlap none of it: 63 and 52 TFLOP/s. (Published for five kernels of such a
+ * window, forward: 79 ns; docs/gpu.md.) */
+double reached_by_scan(ScanForm form)
+{
+    static const double rates[] = { [SCAN_PLAIN] = .06, [SCAN_CHAIN] = .048, [SCAN_WINDOWS] = .057 };
+    return rates[form];
+}
 
 double reached_short_keys(OpId id, KernelForm form)
 {

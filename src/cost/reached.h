@@ -32,8 +32,10 @@ double reached_by_fp8_experts(OpId id, KernelForm form);
 /* Attention by heads so wide, for many keys: over the share that attention_share is, which is that of 128. */
 double reached_by_attention(OpId id, KernelForm form, int64_t width);
 
-/* Recurrences: over the peak of fp32; by tensor cores, over that of 16 bits. */
-double reached_by_scan(bool tiles);
+/* Forms of recurrences: plain, over the peak of fp32; by tensor cores, over that of 16 bits, from window to window or
+ * with windows at once. */
+typedef enum { SCAN_PLAIN, SCAN_CHAIN, SCAN_WINDOWS } ScanForm;
+double reached_by_scan(ScanForm form);
 
 /* Keys that a query sees on the average at which half of attention's time goes into begin, end and the diagonal's
  * masked half. */
