@@ -22,7 +22,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_tensors.sh test/test_convert.sh test/test_hf.sh test/test_gguf.sh test/test_gguf_tokens.sh test/test_keep.sh
     test/test_watch.sh test/test_gemma.sh test/test_zero.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
     test/test_stragglers.sh test/test_mup.sh test/test_combinations.sh
-    test/test_cuda_ranks.sh test/test_cuda_graphs.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
+    test/test_cuda_ranks.sh test/test_cuda_graphs.sh test/test_faults.sh test/test_restarts.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
     test/test_threads.sh test/test_calibrate.sh test/test_recipes.sh test/test_ci.sh test/test_nccl.sh test/test_toolkit.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
@@ -51,7 +51,7 @@ asan) # (what fuzz_* read is read under ASan by `make fuzz`)
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
 faults)
     mapfile -t commands < <(halves test/test_faults.sh)
-    commands+=(test/test_network.sh)
+    commands+=(test/test_restarts.sh test/test_network.sh)
     commands+=(${FULL:+test/test_preprocess.sh})
     export MEGATRAIN_FAULTS=$extent ;;
 grid) commands=("MEGATRAIN_LAYOUTS=${extent/each/whole}|$BUILD/test/test_array" "$BUILD/test/test_pipeline" test/test_pipeline.sh)

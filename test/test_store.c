@@ -14,7 +14,7 @@
 static Ranks ranks;
 
 typedef struct {
-    int size, port, as_rank[RANKS_MAX];
+    int size, port, as_rank[RANKS_MAX], attempt[RANKS_MAX];
     double timeout_s;
     const char *job;
     const char *facts[RANKS_MAX];
@@ -30,7 +30,8 @@ static Plan plan_of(int size)
 static int tell(Err err, double t0)
 {
     double seconds = test_now() - t0;
-    fprintf(out, "%s|%.6f|%.6f|%s\n", err_name(err), seconds, t0, err ? err_message() : "");
+    fprintf(out, "%s|%.6f|%.6f|%s%s\n", err_name(err), seconds, t0, err ? err_message() : "",
+            err && err_is_elsewhere() ? " (elsewhere)" : "");
     return err_exit_code(err);
 }
 
@@ -41,6 +42,7 @@ static Err join(int i, const Plan *p, Store **s)
 {
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
     if (p->job) snprintf(b.job, sizeof b.job, "%s", p->job);
+    b.attempt = p->attempt[i];
     signal(SIGUSR1, on_usr1);
     b.stop = &told_to_stop;
     return store_open(&b, p->timeout_s, s);
@@ -96,6 +98,8 @@ static double began_at(int i)
 }
 
 static bool last_has_spoken(const Ranks *g) { return g->rank[g->count - 1].said_bytes > 0; }
+
+static bool first_has_ended(const Ranks *g) { return g->rank[0].ended && g->rank[0].pipe < 0; }
 
 static bool last_has_ended(const Ranks *g)
 {
@@ -424,6 +428,39 @@ TEST(a_rank_that_left_is_named)
     says(0, 10, text);
     says(2, 10, "waited 0.4 s for");
     says(2, 10, text);
+}
+
+/* Supervisors start workers anew one by one: whoever meets a later one's is over, with 7, and says nothing. */
+TEST(an_earlier_start_is_over_when_a_later_worker_calls)
+{
+    ranks.count = 0;
+    Plan p = plan_of(3);
+    p.attempt[2] = 1;
+    start(just_open, 0, 1, &p);
+    wait_for_listener(p.port);
+    start(only_come, 1, 1, &p);
+    CHECK(ranks_listen(&ranks, 10, last_has_spoken));
+    start(just_open, 2, 1, &p);
+    CHECK(ranks_listen(&ranks, 10, first_has_ended));
+    says(0, 7, "rank 2 (host ");
+    says(0, 7, ") was started anew before all had met (elsewhere)");
+    CHECK(ranks_end(&ranks) == 2); /* rank 2 calls on: it would meet those that are started next */
+}
+
+TEST(a_worker_of_an_earlier_start_is_sent_away)
+{
+    ranks.count = 0;
+    Plan p = plan_of(2);
+    p.attempt[0] = 2, p.attempt[1] = 1;
+    start(just_open, 0, 1, &p);
+    wait_for_listener(p.port);
+    start(just_open, 1, 1, &p);
+    CHECK(ranks_listen(&ranks, 10, last_has_ended));
+    says(1, 7, "rank 0 was started anew (elsewhere)");
+    p.attempt[1] = 2;
+    start(just_open, 1, 1, &p);
+    finish(20);
+    CHECK(ranks.rank[0].status == 0 && ranks.rank[2].status == 0);
 }
 
 /* Like only_come; gives up at once, but is slow to go. */

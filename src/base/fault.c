@@ -24,7 +24,7 @@ static struct {
     pid_t parent;
 } fault;
 
-static bool read_fault(const char *text, int rank)
+static bool read_fault(const char *text, int rank, int attempt)
 {
     char copy[96], *word[5], *rest = copy;
     int words = 0, of, action = 0;
@@ -37,15 +37,16 @@ static bool read_fault(const char *text, int rank)
     if (fault.at < 1 || action == ACT_COUNT) return false;
     fault.action = (FaultAction)action;
     strcpy(fault.point, word[1]);
-    fault.armed = of == rank;
+    const char *faulty = getenv("MEGATRAIN_WORKERS_FAULT");
+    fault.armed = of == rank && attempt < (faulty ? atoi(faulty) : 1);
     return true;
 }
 
-void fault_init(int rank)
+void fault_init(int rank, int attempt)
 {
     const char *text = getenv("MEGATRAIN_RANK_FAULT");
     fault.parent = getppid();
-    if (!text || read_fault(text, rank)) return;
+    if (!text || read_fault(text, rank, attempt)) return;
     fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_RANK_FAULT='%s' is not RANK:POINT[:N]:ACTION\n", text);
     _exit(2);
 }

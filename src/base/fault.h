@@ -18,8 +18,10 @@
 #ifndef MEGATRAIN_BASE_FAULT_H
 #define MEGATRAIN_BASE_FAULT_H
 
-/* Before there are other threads. A variable that says nothing of the above ends the process with status 2. */
-void fault_init(int rank);
+/* Before there are other threads. A variable that says nothing of the above ends the process with status 2.
+ * attempt: which of the rank's workers this is (run.restarts), from 0. The first MEGATRAIN_WORKERS_FAULT (1) meet the
+ * fault. */
+void fault_init(int rank, int attempt);
 
 /* From any thread. */
 void fault_point(const char *name);

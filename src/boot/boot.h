@@ -32,6 +32,8 @@ typedef struct {
     int restart;                /* how often the launcher started the job anew */
     char job[256];              /* equal on the ranks of one start of a job, different for any other */
     char secret[BOOT_SECRET_BYTES];    /* MEGATRAIN_SECRET; "" if the launcher gave none (boot/secret.h) */
+    int attempt;                       /* number of this worker of the rank, from 0: of run.restarts */
+    struct Supervised *supervised;     /* what its supervisor shares with it (boot/supervised.h); NULL: there is none */
     const volatile sig_atomic_t *stop; /* not 0: waits for others end; NULL unless the caller sets it */
 } Boot;
 

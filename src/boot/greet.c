@@ -54,7 +54,10 @@ static void make_printable(char *text, size_t size)
 
 Hello greet_hello(const Boot *boot)
 {
-    Hello hello = { .process = greet_random(), .rank = (uint32_t)boot->rank, .pid = (uint32_t)getpid() };
+    Hello hello = { .process = greet_random(),
+                    .rank = (uint32_t)boot->rank,
+                    .pid = (uint32_t)getpid(),
+                    .attempt = (uint32_t)boot->attempt };
     net_host_name(hello.host);
     make_printable(hello.host, sizeof hello.host);
     return hello;

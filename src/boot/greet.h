@@ -21,7 +21,7 @@
 #include "boot/link.h"
 
 #define GREET_MAGIC 0x314E49415254474Du /* "MGTRAIN1" as bytes */
-enum { GREET_VERSION = 4, GREET_NUMBER_BYTES = 32, GREET_PROOF_BYTES = 32, GREET_KEY_BYTES = 32 };
+enum { GREET_VERSION = 5, GREET_NUMBER_BYTES = 32, GREET_PROOF_BYTES = 32, GREET_KEY_BYTES = 32 };
 
 /* Key that the secret makes of a job: the ranks of another job with the same secret have another key. */
 typedef struct {
@@ -44,13 +44,15 @@ typedef enum { ROLE_STORE, ROLE_WATCH, ROLE_DATA } LinkRole;
 typedef struct {
     uint64_t process;             /* a random number of this process */
     uint32_t role, rank, to, pid; /* to: the rank that is called */
+    uint32_t attempt, zero;       /* number of the rank's worker */
     char host[LINK_HOST_BYTES];
 } Hello;
 
 typedef enum {
     WELCOME,
     WELCOME_REFUSED,
-    WELCOME_FAILED /* the whole start failed; rank 0 says so */
+    WELCOME_FAILED,  /* the whole start failed; rank 0 says so */
+    WELCOME_OUTDATED /* rank 0 has a later worker: the caller's is to end, without a word */
 } WelcomeKind;
 
 typedef struct {

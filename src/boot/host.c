@@ -157,6 +157,27 @@ static void refuse_twin(Host *h, Conn *c, const Hello *hello, const Peer *p)
     fail_all(h);
 }
 
+/* Supervisors start workers anew one by one (train/supervisor.h), so a later worker may call while earlier ones still
+ * meet, and an earlier one when later ones do. The earlier ones end, and their supervisors follow. Once all have met,
+ * the judge finds that a worker is gone; the later one calls until then. True: it is another start's, and was told. */
+static bool of_other_start(Host *h, Conn *c, const Hello *hello)
+{
+    if (hello->attempt == h->self.attempt) return false;
+    if (hello->attempt < h->self.attempt) {
+        welcome(h, c, WELCOME_OUTDATED, "rank 0 was started anew");
+        return true;
+    }
+    end(c);
+    if (h->all_here || h->failed) return true;
+    h->failed = h->outdated = true;
+    snprintf(h->failure_text, sizeof h->failure_text, "rank %u (host %s, pid %u) was started anew before all had met",
+             hello->rank, hello->host, hello->pid);
+    for (int i = 0; i < h->count; i++)
+        if (h->conns[i]->state == CONN_STORE)
+            link_put(&h->conns[i]->link, FRAME_OUTDATED, 0, h->failure_text, strlen(h->failure_text), NULL, 0);
+    return true;
+}
+
 /* The connection that a rank has in this state, or NULL. */
 static Conn *conn_of(const Host *h, ConnState state, uint32_t rank)
 {
@@ -183,7 +204,7 @@ static void enter_store(Host *h, Conn *c, const Hello *hello)
         return;
     }
     if (h->failed) {
-        welcome(h, c, WELCOME_FAILED, h->failure_text);
+        welcome(h, c, h->outdated ? WELCOME_OUTDATED : WELCOME_FAILED, h->failure_text);
         return;
     }
     if (first && p->heard) {
@@ -234,7 +255,7 @@ static bool enter(Host *h, Conn *c)
     if (hello.rank >= (uint32_t)h->boot.size || hello.to != 0) return false;
     if (hello.role == ROLE_WATCH) return enter_watch(h, c, &hello);
     if (hello.role != ROLE_STORE) return false;
-    enter_store(h, c, &hello);
+    if (!of_other_start(h, c, &hello)) enter_store(h, c, &hello);
     return true;
 }
 

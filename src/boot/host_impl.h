@@ -55,6 +55,7 @@ struct Host {
     Peer *peers;
     bool all_here;
     bool failed;
+    bool outdated;                             /* it failed, as a rank's later worker called */
     char failure_text[512], failure_hint[256]; /* hint "": the usual one */
     Kv values;
     Judge *judge;

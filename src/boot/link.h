@@ -34,8 +34,9 @@ typedef enum {
     FRAME_GOT, /* the verdict has arrived */
     /* These come from rank 0: */
     FRAME_ALL_HERE,
-    FRAME_REPLY, /* value; id of the request */
-    FRAME_FAIL,  /* text of an ERR_RENDEZVOUS, perhaps a line of hint; id of the request, 0: the ranks do not meet */
+    FRAME_REPLY,    /* value; id of the request */
+    FRAME_FAIL,     /* text of an ERR_RENDEZVOUS, perhaps a line of hint; id of the request, 0: the ranks do not meet */
+    FRAME_OUTDATED, /* text: a rank has a later worker, and this start is over */
     FRAME_ALIVE,
     FRAME_JUDGING,
     FRAME_VERDICT

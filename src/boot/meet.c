@@ -54,9 +54,12 @@ static Found ask(const char *addr, int port, const Hello *hello, double deadline
     return FOUND_REFUSAL;
 }
 
+Err meet_outdated(const char *why) { return err_elsewhere(err_set(ERR_PEER, "%s", why)); }
+
 /* The process whose host refuses tells the user; that may be our own, when others were there before us. */
 static Err refused(const Boot *boot, const Hello *hello, const Meeting *m, const char *why)
 {
+    if (m->welcome.kind == WELCOME_OUTDATED) return meet_outdated(why);
     err_set(ERR_RENDEZVOUS, "rank %d was refused at the rendezvous: %s", boot->rank, why);
     Err err =
         err_hint("see that each rank is started once, by the same program (a RANK exported in a batch script gives "

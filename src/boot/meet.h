@@ -18,11 +18,14 @@ typedef struct {
 Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out);
 /* The others call this: looks for rank 0 until the deadline. */
 Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double deadline, Meeting *out);
+/* Error of a worker whose start is over, as rank 0 says in `why`. Its supervisor starts the next: it says nothing. */
+Err meet_outdated(const char *why);
 /* Makes one more connection to where `m` leads. */
 Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out);
 
 /* The host that an open Store met, and the greeting: for the watch connection, which leads to the same host. */
 const Meeting *store_meeting(const Store *s);
 const Hello *store_hello(const Store *s);
+struct Supervised *store_supervised(const Store *s); /* as in Boot */
 
 #endif

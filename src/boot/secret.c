@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/run_files.h"
+#include "boot/supervised.h"
 
 enum { RANDOM_BYTES = 32, DIGITS = 2 * RANDOM_BYTES };
 #define LOOK_S 0.05
@@ -70,8 +71,8 @@ static Err read_file(Boot *b, const char *path, bool *whole)
     return err;
 }
 
-/* *made false: there is one. */
-static Err make_file(const char *path, bool *made)
+/* known: the secret, or "": it is drawn. *made false: there is a file. */
+static Err make_file(const char *path, const char *known, bool *made)
 {
     uint8_t bytes[RANDOM_BYTES];
     char text[DIGITS + 1];
@@ -81,6 +82,7 @@ static Err make_file(const char *path, bool *made)
     if (fd < 0) return cannot("make", path);
     randombytes_buf(bytes, sizeof bytes);
     sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
+    if (*known) snprintf(text, sizeof text, "%s", known);
     const bool written = write(fd, text, DIGITS) == DIGITS && !fsync(fd);
     if (!close(fd) && written) return ERR_OK;
     cannot("write", path);
@@ -106,11 +108,12 @@ static Err leave_for_others(Boot *b, const char *folder, const char *path)
 {
     bool made, whole;
     TRY_AS(ERR_STORAGE, file_make_dirs(folder));
-    TRY(make_file(path, &made));
+    if (*b->secret) unlink(path); /* (an earlier worker's, perhaps cut short) */
+    TRY(make_file(path, b->secret, &made));
     TRY(look_until(b, path, clock_s() + WRITTEN_S, &whole));
     if (whole) return ERR_OK;
     unlink(path);
-    TRY(make_file(path, &made));
+    TRY(make_file(path, b->secret, &made));
     TRY(read_file(b, path, &whole));
     if (whole) return ERR_OK;
     return err_set(ERR_STORAGE, "'%s' is cut short", path), err_hint("remove it");
@@ -132,7 +135,11 @@ Err secret_find(Boot *b, const char *folder, double timeout_s)
 {
     char path[PATH_MAX];
     TRY(path_of(b, folder, path));
-    return b->rank == 0 ? leave_for_others(b, folder, path) : wait_for_file(b, path, timeout_s);
+    if (b->supervised) strcpy(b->secret, b->supervised->secret);
+    if (b->rank == 0) TRY(leave_for_others(b, folder, path));
+    else if (!*b->secret) TRY(wait_for_file(b, path, timeout_s));
+    if (b->supervised) strcpy(b->supervised->secret, b->secret);
+    return ERR_OK;
 }
 
 void secret_forget(const Boot *b, const char *folder)

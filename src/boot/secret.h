@@ -9,9 +9,9 @@
 #include "boot/boot.h"
 
 /*
- * Fills b->secret. Rank 0 makes the file (and the folder) or takes the one that an earlier start left; the others
- * wait for it, at most timeout_s. ERR_STORAGE: it cannot be made, is not this user's, or others may read it.
- * ERR_RENDEZVOUS: it has not appeared, or b->stop was set.
+ * Fills b->secret. A worker that was started anew has that of the one before it. Rank 0 makes the file (and the folder)
+ * or takes the one that an earlier start left; the others wait for it, at most timeout_s. ERR_STORAGE: it cannot be
+ * made, is not this user's, or others may read it. ERR_RENDEZVOUS: it has not appeared, or b->stop was set.
  */
 Err secret_find(Boot *b, const char *folder, double timeout_s);
 

@@ -39,6 +39,13 @@ static Err failed(const Store *s, const Frame *f, const char *usual)
     return line ? err_hint("%.*s", (int)(f->bytes - n - 1), line + 1) : err_hint("%s", usual);
 }
 
+static Err outdated(const Frame *f)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%.*s", (int)f->bytes, f->data);
+    return meet_outdated(why);
+}
+
 /* ---- opening and closing ---- */
 
 /* False: a rank did not end in order; `why` tells. */
@@ -75,6 +82,7 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
     }
     if (!told) return err_as(lost(s), ERR_RENDEZVOUS);
     if (f.kind == FRAME_ALL_HERE) return link_drop_frame(l), ERR_OK;
+    if (f.kind == FRAME_OUTDATED) return outdated(&f);
     Err err =
         failed(s, &f, "is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
     return s->boot.rank ? err_elsewhere(err) : err;
@@ -184,6 +192,8 @@ const char *store_start(const Store *s) { return s->start; }
 const Meeting *store_meeting(const Store *s) { return &s->meeting; }
 
 const Hello *store_hello(const Store *s) { return &s->hello; }
+
+struct Supervised *store_supervised(const Store *s) { return s->boot.supervised; }
 
 /* ---- agreement ---- */
 

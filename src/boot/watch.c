@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "boot/judge.h"
 #include "boot/meet.h"
+#include "boot/supervised.h"
 
 enum { REPORT_WAIT_S = 2, JOIN_S = 5 };
 #define BEAT_S 0.5
@@ -45,6 +46,7 @@ struct Watch {
     _Atomic uint32_t phase, members;
     _Atomic int64_t step;
     _Atomic uint64_t progress;
+    Supervised *supervised;
     Member member[WATCH_COMMS];
     pthread_mutex_t lock;   /* guards what follows */
     pthread_cond_t changed; /* state, ended */
@@ -254,6 +256,7 @@ static void run(Watch *w)
         double before = now;
         link_poll(p, 2, next_beat);
         now = clock_s();
+        if (w->supervised) w->supervised->beats++;
         if (p[1].revents && read(w->wake, &n, sizeof n) > 0) next_beat = now;
         if (now - before > w->beat_s + AWAY_S) last_heard += now - before;
         if (p[0].revents && !hear(w, &last_heard)) break;
@@ -278,6 +281,7 @@ static void *run_thread(void *arg)
 {
     Watch *w = arg;
     run(w);
+    if (w->supervised) w->supervised->beats = 0; /* (what is left of the process has no such thread) */
     pthread_mutex_lock(&w->lock);
     w->ended = true;
     pthread_cond_broadcast(&w->changed);
@@ -329,6 +333,7 @@ Err watch_open(Store *s, double freeze_s, double stall_s, WatchFn on_verdict, vo
     w->beat_s = freeze_s / 4 < BEAT_S ? freeze_s / 4 : BEAT_S;
     if (w->beat_s < BEAT_MIN_S) w->beat_s = BEAT_MIN_S;
     w->stall_s = stall_s;
+    w->supervised = store_supervised(s);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

@@ -222,7 +222,7 @@ static Err inspect(Words rest)
 {
     if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain inspect' needs a PATH");
     if (tokenizer && document < 0) return err_set(ERR_CONFIG, "--tokenizer belongs to --document");
-    fault_init(0);
+    fault_init(0, 0);
     for (int i = 0; i < rest.count; i++) TRY(inspect_path(rest.items[i]));
     return ERR_OK;
 }

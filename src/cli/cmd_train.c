@@ -6,7 +6,9 @@
 #include "cli/config_arg.h"
 #include "boot/boot.h"
 #include "device/device.h"
+#include "boot/supervised.h"
 #include "train/join.h"
+#include "train/supervisor.h"
 #include "train/train.h"
 
 static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path, *tasks;
@@ -38,7 +40,7 @@ static Err begin(Boot *boot)
 {
     TRY(boot_from_env(boot));
     log_set_rank(boot->rank, boot->size);
-    fault_init(boot->rank);
+    fault_init(boot->rank, 0);
     if (boot->rank) log_set_level(LOG_WARN);
     if (boot->job_tasks > 1)
         log_warn("one rank alone, though the Slurm job has %d tasks: srun starts a rank for each (srun "
@@ -48,6 +50,23 @@ static Err begin(Boot *boot)
     return ERR_OK;
 }
 
+/* From here on this process is a worker of the rank. */
+static Err begin_worker(const Config *c, Boot *boot)
+{
+    TRY(supervise(boot, c->run.restarts, c->parallel.freeze_s));
+    fault_init(boot->rank, boot->attempt);
+    return ERR_OK;
+}
+
+/* Its supervisor hears how it ends. */
+static Err end_worker(const Boot *boot, Err err)
+{
+    if (!boot->supervised) return err;
+    if (err) supervised_cause(boot->supervised, err_message());
+    boot->supervised->ended = true;
+    return err;
+}
+
 static Err train(Words rest)
 {
     Config c = { 0 };
@@ -55,6 +74,7 @@ static Err train(Words rest)
     AutoLayout layout = { 0 };
     TRY(begin(&boot));
     Err err = config_arg(&c, config_path, rest, boot.size);
+    if (!err && c.run.restarts) err = begin_worker(&c, &boot);
     const bool planned = c.parallel.planned;
     if (planned) err = auto_layout_open(&layout, config_path, rest, &c); /* (whatever its layout was) */
     layout.may_differ = may_differ;
@@ -66,7 +86,7 @@ static Err train(Words rest)
     if (!err) err = train_run(&c, &boot, open ? &choice : NULL);
     auto_layout_close(&layout);
     config_release(&c);
-    return err;
+    return end_worker(&boot, err);
 }
 
 /* (train.micro_batch=auto stays the least number: an evaluation gains nothing by a larger one) */

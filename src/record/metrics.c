@@ -163,6 +163,15 @@ void metrics_override(Metrics *m, const OverrideRecord *r)
     write_line(m, &j);
 }
 
+void metrics_restart(Metrics *m, const RestartRecord *r)
+{
+    JsonOut j;
+    if (!m->open || !m->o.jsonl) return;
+    json_out_init(&j, m->line, sizeof m->line);
+    record_put_restart(&j, r);
+    write_line(m, &j);
+}
+
 static void event_done(Metrics *m, Err err) { count_lost(err, &m->lost_events, "event for TensorBoard"); }
 
 /* ---- loss.svg ---- */

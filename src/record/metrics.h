@@ -82,6 +82,7 @@ void metrics_task(Metrics *m, const TaskRecord *r);
 
 /* A key that differs from the checkpoint that the run went on from. */
 void metrics_override(Metrics *m, const OverrideRecord *r);
+void metrics_restart(Metrics *m, const RestartRecord *r);
 
 /* Ends the live line, writes loss.svg. ERR_STORAGE when lines or the picture could not be written. */
 Err metrics_close(Metrics *m);

@@ -166,6 +166,20 @@ void record_put_override(JsonOut *j, const OverrideRecord *r)
     json_close(j, '}');
 }
 
+void record_put_restart(JsonOut *j, const RestartRecord *r)
+{
+    char text[RECORD_VALUE_BYTES];
+    text_cut(text, sizeof text, r->cause);
+    json_open(j, NULL, '{');
+    json_put_int(j, "step", r->step);
+    json_put_int(j, "restart", r->restart);
+    json_put_text(j, "cause", text);
+    json_put_int(j, "lost_steps", r->lost);
+    json_put_number(j, "restart_s", r->seconds);
+    json_put_number(j, "time", r->time);
+    json_close(j, '}');
+}
+
 /* ---- reading ---- */
 
 static void read_step(const Json *j, MetricsRecord *r)

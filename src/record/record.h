@@ -121,6 +121,16 @@ typedef struct {
     double time; /* as of a step */
 } OverrideRecord;
 
+/* A run that went on by itself (run.restarts). */
+typedef struct {
+    int64_t step;    /* of the checkpoint that it went on from; 0: it began anew */
+    int64_t restart; /* the how many-th of this start of the run */
+    const char *cause;
+    int64_t lost;   /* steps that are done again */
+    double seconds; /* from the loss until all is open again */
+    double time;    /* as of a step */
+} RestartRecord;
+
 typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OVERRIDE, RECORD_OTHER } RecordKind;
 
 enum { RECORD_KEY_BYTES = 96, RECORD_VALUE_BYTES = 256 };
@@ -142,11 +152,12 @@ void record_put_step(JsonOut *j, const MetricsRecord *r);
 void record_put_valid(JsonOut *j, const ValidRecord *v);
 void record_put_task(JsonOut *j, const TaskRecord *t);
 void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values are cut */
+void record_put_restart(JsonOut *j, const RestartRecord *r);   /* as is a long cause */
 
 /*
  * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
- * whole numbers. RECORD_OTHER: neither that nor a loss nor an override (a task); RECORD_DAMAGED: no JSON object, or
- * none with a step of 0 or more.
+ * whole numbers. RECORD_OTHER: neither that nor a loss nor an override (a task, a restart). RECORD_DAMAGED: no JSON
+ * object, or none with a step of 0 or more.
  */
 void record_read(const char *line, int64_t size_bytes, Record *out);
 

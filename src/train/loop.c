@@ -14,6 +14,7 @@
 #include "base/plain.h"
 #include "base/run_files.h"
 #include "base/trace.h"
+#include "boot/supervised.h"
 #include "train/join.h"
 #include "train/kept.h"
 #include "train/signals.h"
@@ -142,6 +143,23 @@ static int64_t epoch_tokens(const Loop *l)
     return data.count == 1 ? data.samples * l->run.spec.model.seq : 0;
 }
 
+/* The run goes on by itself: why, and what that cost. */
+static void say_restart(Loop *l)
+{
+    const Supervised *s = l->ranks.boot.supervised;
+    const int64_t step = l->run.trainer.progress.step;
+    const RestartRecord r = { .step = step,
+                              .restart = l->ranks.boot.attempt,
+                              .cause = s->before,
+                              .lost = s->lost_step > step ? s->lost_step - step : 0,
+                              .seconds = clock_s() - s->lost_s,
+                              .time = clock_unix_s() };
+    log_info("restart %lld: %s", (long long)r.restart, r.cause);
+    log_info("after %.2f s the run goes on from step %lld, and does %lld step%s again", r.seconds, (long long)step,
+             (long long)r.lost, r.lost == 1 ? "" : "s");
+    metrics_restart(&l->metrics, &r);
+}
+
 static Err open_metrics(Loop *l)
 {
     char folder[PATH_MAX];
@@ -171,6 +189,7 @@ static Err open_metrics(Loop *l)
                              .time = clock_unix_s() };
         metrics_override(&l->metrics, &r);
     }
+    if (l->ranks.boot.attempt) say_restart(l);
     return ERR_OK;
 }
 

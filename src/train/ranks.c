@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/run_files.h"
 #include "boot/secret.h"
+#include "boot/supervised.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10 };
 enum { RUN_FILES = 8 };
@@ -169,7 +170,9 @@ static void on_verdict(void *context, const Verdict *v)
 {
     Ranks *r = context;
     log_set_rank(r->boot.rank, r->boot.size);
+    supervised_cause(r->boot.supervised, v->text);
     if (speaks_itself(v) && v->rank == r->boot.rank) return; /* the main thread is about to */
+    if (r->boot.supervised) r->boot.supervised->judged = true;
     /* (the culprit of a hang may live when nobody else can speak) */
     const bool last = v->what == WATCH_HUNG && v->rank == r->boot.rank;
     const int turn = last ? r->boot.size - 1 : r->boot.rank - (v->rank < r->boot.rank);
@@ -327,10 +330,12 @@ static Err leave_files(void)
 
 static Err meet(Ranks *r, const RanksOptions *o)
 {
+    char job[sizeof r->boot.job + 32];
     const bool from_file = !*r->boot.secret;
     const double began = clock_s();
     TRY(leave_files());
-    speaker_open_job(&r->speaker, o->folder, r->boot.secret, r->boot.job);
+    snprintf(job, sizeof job, "%s, worker %d", r->boot.job, r->boot.attempt); /* each start has its word */
+    speaker_open_job(&r->speaker, o->folder, r->boot.secret, job);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
     Err err = store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);

@@ -624,6 +624,8 @@ static Err check_none_newer(const Run *r, const char *dir)
 Err run_resume(Run *r)
 {
     const char *how = r->cfg->checkpoint.resume, *dir = r->cfg->run.dir, *load = r->cfg->checkpoint.load;
+    if (r->ranks && r->ranks->boot.attempt && ckpt_any(dir))
+        how = "auto"; /* from where the worker before had come to */
     bool found = false, damaged;
     if (!strcmp(how, "none")) {
         if (ckpt_any(dir))

@@ -13,6 +13,7 @@
 
 volatile sig_atomic_t signals_stop;
 static volatile sig_atomic_t interrupted, step_now;
+static volatile uint64_t *counter;
 static bool tells, live; /* rank 0 says at once what a signal does: a step may be long; below a line that stays */
 
 /* "megatrain: BEFORE step N AFTER"; nothing here but what a handler may call. */
@@ -30,6 +31,7 @@ static void tell(const char *before, const char *after)
 static void on_signal(int sig)
 {
     const int saved_errno = errno;
+    if (counter) ++*counter;
     if (sig == SIGINT && interrupted) {
         tell("quit in", " without saving");
         _exit(err_exit_code(ERR_INTERRUPTED));
@@ -41,8 +43,9 @@ static void on_signal(int sig)
     errno = saved_errno;
 }
 
-void signals_catch(bool lead)
+void signals_catch(bool lead, volatile uint64_t *heard)
 {
+    counter = heard;
     tells = lead;
     live = log_is_live();
     step_now = 1;

@@ -11,7 +11,8 @@
 
 extern volatile sig_atomic_t signals_stop; /* the last signal that asked this run to stop, or 0 */
 
-void signals_catch(bool lead); /* catches them from now on; the lead says at once what a signal does */
+/* Catches them from now on; the lead says at once what a signal does. *heard, unless that is NULL, counts them. */
+void signals_catch(bool lead, volatile uint64_t *heard);
 
 /* A launcher that is killed cannot end its ranks: they take its death for SIGTERM (scripts/launch.sh names itself). */
 void signals_follow_launcher(void);

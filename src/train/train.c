@@ -17,6 +17,7 @@
 #include "base/trace.h"
 #include "base/units.h"
 #include "base/words.h"
+#include "boot/supervised.h"
 #include "train/announce.h"
 #include "train/kept.h"
 #include "train/loop.h"
@@ -251,6 +252,7 @@ static Err collect_save(Loop *l, bool wait, bool must)
     if (!ckpt_collect(&l->ckpt, wait, &o)) return ERR_OK;
     l->stall_s += clock_s() - begin;
     if (!o.err) l->saved_step = o.step;
+    if (!o.err && l->ranks.boot.supervised) l->ranks.boot.supervised->saved = o.step;
     if (!o.err && l->lead && kept_saved(l->cfg->run.dir, o.step)) log_warn("%s", err_message());
     l->saved = (MetricsSave){ .step = o.step, .stall_ms = 1e3 * l->stall_s, .save_ms = 1e3 * o.seconds };
     if (o.err) text_cut(l->saved.failure, sizeof l->saved.failure, o.why.message);
@@ -324,6 +326,7 @@ static Err take_report(Loop *l, const StepReport *r)
     if (l->run.spec.model.moe.experts) TRY(expert_load_read(&l->run.trainer, &l->loads));
     const double now = clock_s();
     record_step(l, r, now - l->begun_s);
+    if (l->ranks.boot.supervised) l->ranks.boot.supervised->step = r->step;
     l->begun_s = now;                   /* a step that was enqueued meanwhile began */
     TRY(collect_save(l, false, false)); /* for the next line of metrics, which has room for one save */
     return check_numerics(l, r);
@@ -567,15 +570,26 @@ static void say_end(const Loop *l)
              l->cfg->run.dir, l->cfg->run.dir);
 }
 
+/* A worker that is lost from here on needs no other: not even those that are there would come again. */
+static Err end_together(Loop *l)
+{
+    int64_t nothing = 0;
+    if (!l->ranks.boot.supervised) return ERR_OK;
+    TRY(comm_max_i64(&l->run.world->host, &l->run.trainer.device.stream, &nothing, 1, NULL));
+    l->ranks.boot.supervised->done = true;
+    return ERR_OK;
+}
+
 Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
     ON_HEAP(Loop, l, 1);
-    signals_catch(boot->rank == 0);
+    signals_catch(boot->rank == 0, boot->supervised ? &boot->supervised->signals : NULL);
     signals_follow_launcher();
     Err err = loop_open(l, cfg, boot, choice);
     if (!err) err = loop_run(l);
     if (!err) fault_point("end");
     err = close_metrics(l, err);
     if (!err) say_end(l);
+    if (!err) err = end_together(l);
     return loop_close(l, err);
 }
