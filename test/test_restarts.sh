@@ -38,7 +38,7 @@ goes_on() {
     check "$what: one restart" [ "$(causes run | wc -l)" -eq 1 ]
 }
 lost='rank %d .*(was lost|ended by SIGKILL)'
-places=(rendezvous met connect load step:2 step:5 save save:2 evaluate reduce-tree:9 end)
+places=(rendezvous met connect load forward:9 step:5 save norm:7 save:2 all-gather:20 end)
 ranks=(0 1 3)
 if [ -z "$all" ]; then places=(rendezvous met load step:5 save:2 end); fi
 turn=0
