@@ -112,6 +112,14 @@ check "and what orders follow from: $(grep 'in the environment' err.txt)" \
 NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
 check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
 
+# a rank that is lost comes again by itself: its supervisor has no GPU
+if [ -n "${EMU:-}" ]; then
+    run calm 2 2 checkpoint.every=1
+    MEGATRAIN_RANK_FAULT=1:step:3:kill run again 2 2 checkpoint.every=1 run.restarts=1
+    check "started again: $(grep restart again.err)" grep -q 'restart 1: rank 1 .*was lost' again.err
+    check "and the losses are the same" same_losses again calm
+fi
+
 # a GPU that fails in a step: all ranks end with its status, and one line names it
 if [ -n "${EMU:-}" ]; then
     EMU_DEVICES=2 EMU_FAIL=214:200:1 expect 11 "GPU 1 of $(uname -n), 00000000:2B:00.0, GPU-656d7520-4750-" "$launch" -n 2 -- \
