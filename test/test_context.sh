@@ -17,6 +17,16 @@ check "one rank: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 6 ]
 run four 4 parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=ring,a2a debug.comm_check=true debug.comm_delay_ms=2
 check "four ranks, a block's keys in a ring, another's by heads: $(grep -m1 error four.err)" same_run four whole 6
 
+# a recurrence with one group, whose state goes from rank to rank and round to the next slice; the windows a plan refuses
+group=(model.mixer=mamba2,attention model.mamba_heads=4 model.mamba_head_dim=8 model.mamba_groups=1 model.mamba_state=8
+    parallel.tp_blocks=1 model.seq=512 parallel.seq_blocks=16 train.steps=3 train.global_batch=4 train.micro_batch=1)
+run alone 1 "${group[@]}"
+run handed 4 "${group[@]}" parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=state,ring debug.comm_check=true \
+    debug.comm_delay_ms=2
+check "four ranks, a state from rank to rank: $(grep -m1 error handed.err)" same_run handed alone 3
+expect 2 "128 x cp x slices must divide seq, here 512" "$mt" plan --config long.ini --world 8 \
+    "${group[@]}" parallel.cp=8 parallel.cp_comm=state,allgather
+
 run moved 1 train.stop_at=3
 cp -r moved back
 run moved 4 parallel.cp=4

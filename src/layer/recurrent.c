@@ -365,7 +365,7 @@ static Err pass(const RecurrentCall *k, int step, MessageKind kind, Tensor out, 
     return count ? comm_exchange(k->chain, k->c->s, m, count, NULL) : ERR_OK;
 }
 
-/* In memory that each rank has, though only some ranks fill it: they all take as much. */
+/* The tensor if it is to travel. (All ranks have memory for all, so that plans are alike.) */
 static Tensor when(bool is, Tensor t) { return is ? t : none; }
 
 /* Last rows go to the rank behind, then the state of the rank before comes, in `before`. */
