@@ -137,6 +137,8 @@ if command -v mpirun >/dev/null && mpirun --version 2>/dev/null | grep -q 'Open 
     check "mpirun, rank 1 killed: ranks left" [ -z "$(pgrep -f "$work/launch.ini")" ]
     timeout 600 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
     check "mpirun, after that: exit $?, $(error_of mpi-kill)" same mpi-kill
+    MEGATRAIN_RANK_FAULT=1:step:6:kill timeout 600 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-again run.restarts=2 >/dev/null 2>mpi-again.err
+    check "mpirun, rank 1 killed, with run.restarts: exit $?, $(error_of mpi-again)" same mpi-again
     unset MASTER_PORT
 else skip "mpirun: no Open MPI (Debian: openmpi-bin)"; fi
 
@@ -176,6 +178,9 @@ export SLURM_CONF=$work/slurm/slurm.conf MASTER_ADDR=127.0.0.1 # (the two nodes 
 timeout 600 srun -N2 -n4 "$mt" "${words[@]}" run.dir=srun >/dev/null 2>srun.err
 check "srun, 2 nodes of 2 ranks: exit $?, $(error_of srun)" same srun
 said srun '(srun)'
+MEGATRAIN_RANK_FAULT=3:step:6:kill timeout 600 srun -N2 -n4 "$mt" "${words[@]}" run.dir=srun-again run.restarts=2 >/dev/null 2>srun-again.err
+check "srun, a rank killed, with run.restarts: exit $?, $(error_of srun-again)" same srun-again
+check "it went on in the same step: $(grep -m1 restart srun-again.err)" grep -q 'restart 1: rank 3 .*was lost' srun-again.err
 timeout 600 srun -N2 -n8 --ntasks-per-node=4 "$mt" "${words[@]}" run.dir=srun-8 >/dev/null 2>srun-8.err
 check "srun, 2 nodes of 4 ranks: exit $?, $(error_of srun-8)" same srun-8
 for mode in none pmi2; do
