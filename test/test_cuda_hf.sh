@@ -74,7 +74,7 @@ class bamba "${llama[@]}" model.mixer=mamba2,attention model.mamba_heads=8 model
 combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu
     starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm arcee jais2
     vaultgemma hyperclovax granitemoe granitemoeshared granitemoehybrid glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon
-    qwen3_5_text qwen3_5_moe_text
+    qwen3_5_text qwen3_5_moe_text lara_mini
     cohere cohere2 internlm3 iquestcoder exaone sarvam_moe
     mellum flint granite_swa aria_text)
 rows=$(sed -n '/^## Classes/,/^## /p' "$root/docs/huggingface.md" | grep '^| `' | grep -v '^| `model_type`')

@@ -159,7 +159,7 @@ follows llama-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 mo
 follows qwen3_moe-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80 \
     model.qk_norm=true model.norm_eps=1e-6 moe.experts=8 moe.topk=2 moe.ffn=24 moe.aux_coeff=0 moe.router=softmax_pre \
     moe.normalize=true
-for case in gemma2-0 gemma3-0 olmo2-0 qwen3_next-0 qwen3_5-0 kimi_linear-0 olmo_hybrid-2; do
+for case in gemma2-0 gemma3-0 olmo2-0 qwen3_next-0 qwen3_5-0 kimi_linear-0 olmo_hybrid-2 lara_mini-0; do
     [ -d c/$case ] || continue
     "$mt" config from-hf c/$case >keys.ini
     within=1e-5 follows $case $(awk '/^\[/ { section = substr($0, 2, length($0) - 2) }

@@ -240,6 +240,14 @@ static const struct {
     { "olmo_hybrid", "\"rope_parameters\":{\"rope_theta\":null,\"rope_type\":\"default\"}", "position = none",
       "rope_base" },
     { "olmo_hybrid", "\"rope_parameters\":null", "rope_base = 10000", "position" },
+    { "lara_mini", "",
+      "mixer = delta,attention,delta,attention*2|window = 0,512,0*2,512|rope_layers = 0,1,0*2,1|qk_norm = true|"
+      "delta_key_heads = 8|delta_value_heads = 16|experts = 128|shared_ffn = 512|router = softmax_pre|tied = true",
+      "every|shared_gate|delta_conv" },
+    { "lara_mini",
+      "\"num_hidden_layers\":3,\"layer_types\":[\"full_attention\",\"linear_attention\",\"sliding_attention\"],"
+      "\"sliding_window\":64",
+      "mixer = attention,delta|window = 0*2,64|rope_layers = 0*2,1", NULL },
     { "qwen3_5_text", "\"mtp_num_hidden_layers\":1,\"attn_output_gate\":true,\"rope_parameters\":{\"rope_theta\":1e7,"
       "\"rope_type\":\"default\",\"mrope_section\":[11,11,10],\"mrope_interleaved\":true,"
       "\"partial_rotary_factor\":0.25}",
@@ -515,6 +523,9 @@ static const struct {
     { "olmo_hybrid", "\"num_hidden_layers\":1,\"layer_types\":[\"full_attention\"]", ERR_CONFIG,
       "state_norms = 'pre'" },
     { "olmo_hybrid", "\"head_dim\":64", ERR_CONFIG, "the class has no such key" },
+    { "lara_mini", "\"layer_types\":[\"mamba\"]", ERR_CONFIG, "has no such attention in this class" },
+    { "lara_mini", "\"num_hidden_layers\":2,\"layer_types\":[\"linear_attention\"]", ERR_CONFIG, "as many blocks" },
+    { "lara_mini", "\"intermediate_size\":512", ERR_CONFIG, "the class has no such key" },
     { "seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", ERR_CONFIG, "has no such biases" },
     { "exaone4", "\"sliding_window_pattern\":\"LLGL\"", ERR_CONFIG, "letters L with one G behind them" },
     { "exaone4", "\"sliding_window_pattern\":0", ERR_CONFIG, "says which blocks have a window" },
@@ -889,6 +900,15 @@ static const struct {
     { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.state_norms=pre model.qk_norm=full "
       "model.delta_negative=true model.position=none",
       "olmo_hybrid", NULL },
+    { "model.arch=llama model.mixer=delta,attention model.window=64 model.qk_norm=true moe.experts=4 moe.ffn=64 "
+      "moe.shared_ffn=64",
+      "lara_mini", NULL }, /* (in blocks without attention windows and rotary positions say nothing) */
+    { "model.arch=llama model.mixer=delta,attention*2 model.window=0*2,64 model.rope_layers=0*2,1 model.qk_norm=true "
+      "moe.experts=4 moe.ffn=64 moe.shared_ffn=64",
+      "lara_mini", NULL },
+    { "model.arch=llama model.mixer=delta,attention*2 model.window=0*2,64 model.rope_layers=0,1,1 model.qk_norm=true "
+      "moe.experts=4 moe.ffn=64 moe.shared_ffn=64",
+      NULL, "model.rope_layers = 0,1,1" },
     { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.qk_norm=full", NULL,
       "model.state_norms = same" },
     { "model.arch=llama model.mixer=delta,attention model.block_norms=post model.state_norms=pre model.qk_norm=full "

@@ -23,6 +23,8 @@ static HfNaming naming_of(HfClass kind)
                        .rope = ROPE,
                        .halves = kind == HF_KIMI_LINEAR,
                        .kda_head = HEAD_DIM,
+                       .first_rows = 2 * HEADS * (KEY + GROUP * VALUE),
+                       .last_rows = 2 * HEADS * GROUP,
                        .delta = { HEADS, HEADS * GROUP, KEY, VALUE } };
 }
 
@@ -168,6 +170,20 @@ static int64_t olmo_qkvz(int64_t r, int64_t c, const char **name)
     return (r < 2 * keys ? r % keys : (r - 2 * keys) % values) * HIDDEN + c;
 }
 
+enum { IN_ROWS = 2 * HEADS * (KEY + GROUP * VALUE), SMALL_ROWS = 2 * HEADS * GROUP };
+
+static int64_t lara_in(int64_t r, int64_t c, const char **name) /* queries, keys, values, gates; then the next one's */
+{
+    *name = "linear_attn.in_proj.weight";
+    return r * HIDDEN + c;
+}
+
+static int64_t lara_small(int64_t r, int64_t c, const char **name)
+{
+    *name = "linear_attn.in_proj.weight";
+    return (IN_ROWS + r) * HIDDEN + c;
+}
+
 static int64_t olmo_conv(int64_t r, int64_t c, const char **name) /* [channels, 1, taps] of each */
 {
     const int64_t keys = HEADS * KEY;
@@ -221,6 +237,8 @@ TEST(each_element_has_its_published_place)
     check(HF_KIMI_LINEAR, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, kimi_q);
     check(HF_KIMI_LINEAR, false, "kda.fgb.weight", 2 * HEAD_DIM + HEADS, HIDDEN, kimi_small);
     check(HF_KIMI_LINEAR, false, "kda.conv.weight", 3 * HEADS * HEAD_DIM, ROPE, kimi_conv);
+    check(HF_LARA_MINI, false, "delta.qkvz.weight", IN_ROWS, HIDDEN, lara_in);
+    check(HF_LARA_MINI, false, "delta.ba.weight", SMALL_ROWS, HIDDEN, lara_small);
     check(HF_OLMO_HYBRID, false, "delta.qkvz.weight", 2 * HEADS * (KEY + GROUP * VALUE), HIDDEN, olmo_qkvz);
     check(HF_OLMO_HYBRID, false, "delta.conv.weight", HEADS * (2 * KEY + GROUP * VALUE), ROPE, olmo_conv);
     check(HF_YOUTU, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);

@@ -70,6 +70,7 @@ typedef enum {
     HF_NEMOTRON_H,
     HF_KIMI_LINEAR,
     HF_OLMO_HYBRID,
+    HF_LARA_MINI,
     HF_GPT_NEOX,
     HF_FALCON,
     HF_COHERE,

@@ -109,10 +109,12 @@ static void add_layer(LayerSet *s, int64_t layer) { s->word[layer / 64] |= UINT6
 static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
     const bool types = k->kind == HF_KEY_TYPES;
-    const bool hybrid = hf_classes[r->class].hybrid;
-    const char *words = !types   ? "sparse dense"
-                        : hybrid ? "full_attention linear_attention attention mamba"
-                                 : "full_attention sliding_attention";
+    const HfClassRow *row = &hf_classes[r->class];
+    const bool three = types && row->hybrid && row->windows;
+    const char *words = !types        ? "sparse dense"
+                        : three       ? "full_attention sliding_attention linear_attention"
+                        : row->hybrid ? "full_attention linear_attention attention mamba"
+                                      : "full_attention sliding_attention";
     LayerSet *second = types ? &r->model.sliding : &r->model.dense;
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX) return damaged(r, k, v, "a list of words, one for each block");
     *second = (LayerSet){ { 0 } };
@@ -126,6 +128,7 @@ static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
                            types ? "megatrain has no such attention in this class"
                                  : "megatrain has no such layer in this class");
         if (word % 2) add_layer(second, i); /* (attention, mamba: of earlier releases) */
+        if (three && word < 2) add_layer(&r->model.attending, i);
     }
     *out = json_count(v);
     return ERR_OK;
@@ -555,6 +558,18 @@ static Err settle_mamba(Reader *r)
     return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
 }
 
+/* Lara: of each five blocks the second and the last have a window, and the fourth has full attention. */
+static void settle_lara(Reader *r)
+{
+    HfModel *m = &r->model;
+    if (r->class != HF_LARA_MINI || m->typed || m->layers > LAYERS_MAX) return;
+    m->typed = m->layers;
+    for (int i = 0; i < m->layers; i++) {
+        if (i % 5 == 1 || i % 5 == 4) add_layer(&m->sliding, i);
+        if (i % 5 != 0 && i % 5 != 2) add_layer(&m->attending, i);
+    }
+}
+
 /* OLMo Hybrid: widths that are absent, and some block with full attention. */
 static void settle_delta(Reader *r)
 {
@@ -594,6 +609,7 @@ static Err settle_sizes(Reader *r)
     TRY(settle_mamba(r));
     TRY(settle_kda(r));
     settle_delta(r);
+    settle_lara(r);
     if (r->class == HF_GPT_NEOX) m->embedding_dropout = m->branch_dropout;
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)

@@ -107,8 +107,10 @@ static void say_kda(const Config *cfg, HfModel *m)
 }
 
 /* Blocks whose mixer is what the class has as linear attention. */
-static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
+static void say_mixers(const Config *cfg, HfClass c, HfModel *m)
 {
+    const MixerWord kind = hf_classes[c].hybrid;
+    const LayerSet windows = m->sliding;
     m->sliding = m->attending = (LayerSet){ { 0 } };
     for (int i = 0; i < m->layers; i++) {
         const int64_t mixer = layer_pattern_at(&cfg->derived.mixer, i);
@@ -119,6 +121,8 @@ static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
     if (kind == MIXER_WORD_MAMBA2 && config_has_mamba(cfg)) say_mamba(cfg, m);
     if (kind == MIXER_WORD_KDA && config_has_kda(cfg)) say_kda(cfg, m);
     m->kda.blocks = m->sliding;
+    for (int i = 0; i < LAYERS_MAX / 64 && hf_classes[c].windows; i++)
+        m->sliding.word[i] = windows.word[i] & m->attending.word[i];
 }
 
 static void say_turns(const Config *cfg, HfModel *m)
@@ -224,7 +228,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     if (out->branch_factor > 0 || out->logits_factor > 0) say_factors(cfg, out);
     if (c == HF_FLINT && out->window == HF_NONE) out->window = hf_classes[c].usual.window; /* (of no block) */
     if (hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) say_latent(cfg, out);
-    if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
+    if (hf_classes[c].hybrid) say_mixers(cfg, c, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
     if (hf_classes[c].single) say_singles(cfg, out);
     if (c == HF_OLMO_HYBRID && !out->rotates) out->theta = HF_NONE;

@@ -36,6 +36,18 @@ static void put_words(JsonOut *j, const HfKey *k, int64_t layers, const LayerSet
     json_close(j, ']');
 }
 
+/* Of a hybrid with windows. */
+static void put_three(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->layers; i++)
+        json_put_text(j, NULL,
+                      layer_set_has(&m->sliding, i)     ? "sliding_attention"
+                      : layer_set_has(&m->attending, i) ? "full_attention"
+                                                        : "linear_attention");
+    json_close(j, ']');
+}
+
 static void put_layer_of_blocks(JsonOut *j, const HfModel *m, const HfKey *k)
 {
     json_open(j, k->name, '[');
@@ -101,6 +113,10 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
         json_put_text(j, k->name, word);
         break;
     case HF_KEY_TYPES:
+        if (hf_classes[c].hybrid && hf_classes[c].windows) {
+            put_three(j, m, k);
+            break;
+        }
         put_words(j, k, m->typed, &m->sliding, hf_classes[c].hybrid ? "linear_attention" : "sliding_attention",
                   "full_attention");
         break;
@@ -205,18 +221,24 @@ static char *config_text(const Config *cfg, HfClass c, const HfExport *x, int64_
 
 /* ---- does it say the same? ---- */
 
+/* (lists count blocks without attention, too, where they say nothing) */
+static bool attends(const Config *c, int layer)
+{
+    return layer_pattern_at(&c->derived.mixer, layer) == MIXER_WORD_ATTENTION;
+}
+
 static int64_t window_of(const Config *c, int layer)
 {
     LayerPattern p;
     layer_pattern_read(c->model.window, WINDOW_MOST, &p);
-    return layer_pattern_at(&p, layer);
+    return attends(c, layer) ? layer_pattern_at(&p, layer) : 0;
 }
 
 static int64_t turns(const Config *c, int layer)
 {
     LayerPattern p;
     layer_pattern_read(c->model.rope_layers, 1, &p);
-    return c->model.position == MODEL_POSITION_ROPE && layer_pattern_at(&p, layer);
+    return c->model.position == MODEL_POSITION_ROPE && attends(c, layer) && layer_pattern_at(&p, layer);
 }
 
 static int64_t mixer_of(const Config *c, int layer) { return layer_pattern_at(&c->derived.mixer, layer); }

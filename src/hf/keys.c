@@ -27,6 +27,7 @@
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM) & ~B(OLMO_HYBRID))
 #define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
 #define HYBRIDS (B(QWEN3_NEXT) | LATER) /* with linear attention */
+#define DELTAS (HYBRIDS | B(LARA_MINI)) /* the same, of which one has windows, too */
 #define SPARSE \
     (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT) | B(FLINT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN) | SARVAMS) /* experts as DeepSeek-V3's */
@@ -34,7 +35,7 @@
 #define MIXTURE                                                                                                        \
     (SPARSE | ROUTED | B(QWEN3_5_MOE) | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) |            \
      B(MINIMAX_M2) | B(HY_V3) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H) | \
-     B(MELLUM) | B(GRANITEMOE_SWA))
+     B(MELLUM) | B(GRANITEMOE_SWA) | B(LARA_MINI))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
@@ -48,7 +49,7 @@
 #define BIASED                                                                                                       \
     (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS |         \
      B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | HYBRIDS | B(GPT_NEOX) | \
-     COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA) | B(OLMO_HYBRID))
+     COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA) | B(OLMO_HYBRID) | B(LARA_MINI))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
      B(GPT_NEOX) | HYBRIDS | B(BAMBA)) /* some columns of a head turn */

@@ -20,8 +20,8 @@ typedef enum {
     QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
     KEY_HEADS,   /* of each key head its queries and keys, the values and gates of the value heads that read it */
     KEY_PAIRS,   /* likewise two numbers of each value head */
-    BEFORE_DT,   /* rows before those of another parameter in one tensor: Mamba-2's Win and Wdt */
-    DT,          /* these */
+    FIRST_ROWS,  /* rows before those of another parameter in one tensor: Mamba-2's Win and Wdt */
+    LAST_ROWS,   /* these */
     QKV_Z,       /* queries, keys and values of linear attention, then its gates: two tensors */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
     LATENT       /* of the latent, then rotary pairs */
@@ -49,13 +49,13 @@ enum {
 #define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA) | C(KIMI_LINEAR))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
 #define SHARED_GATED (C(QWEN2_MOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
-#define SHARED_QWEN (SHARED_GATED | C(FLINT))
+#define SHARED_QWEN (SHARED_GATED | C(FLINT) | C(LARA_MINI))
 #define QWEN3_5S (C(QWEN3_5) | C(QWEN3_5_MOE))
 #define HYBRIDS (C(QWEN3_NEXT) | QWEN3_5S)
 #define DENSE_GLM (C(GLM) | C(GLM4))
 #define QWEN_NAMES                                                                                               \
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
-     C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE) | C(MELLUM) | C(FLINT))
+     C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE) | C(MELLUM) | C(FLINT) | C(LARA_MINI))
 #define SHARED_DEEPSEEK (DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE) | C(ARIA))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2) | C(KIMI_LINEAR))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
@@ -124,8 +124,8 @@ static const Row table[] = {
     { C(NEMOTRON_H), "norm2", "norm", WHOLE, 0 },
     { C(NEMOTRON_H), "attn.qkv", "mixer.q_proj mixer.k_proj mixer.v_proj", QKV, 0 },
     { C(NEMOTRON_H), "attn.proj", "mixer.o_proj", WHOLE, 0 },
-    { C(NEMOTRON_H), "mamba.in", "mixer.in_proj", BEFORE_DT, 0 },
-    { C(NEMOTRON_H), "mamba.dt", "mixer.in_proj", DT, 0 },
+    { C(NEMOTRON_H), "mamba.in", "mixer.in_proj", FIRST_ROWS, 0 },
+    { C(NEMOTRON_H), "mamba.dt", "mixer.in_proj", LAST_ROWS, 0 },
     { C(NEMOTRON_H), "mamba.conv.weight", "mixer.conv1d.weight", WHOLE, CHANNELS },
     { C(NEMOTRON_H), "mamba.conv.bias", "mixer.conv1d.bias", WHOLE, 0 },
     { C(NEMOTRON_H), "mamba.a_log", "mixer.A_log", WHOLE, 0 },
@@ -209,8 +209,16 @@ static const Row table[] = {
     { C(OLMO_HYBRID), "delta.norm", "linear_attn.o_norm", WHOLE, 0 },
     { C(OLMO_HYBRID), "delta.proj", "linear_attn.o_proj", WHOLE, 0 },
 
-    { MAMBAS, "mamba.in", "mamba.in_proj", BEFORE_DT, 0 },
-    { MAMBAS, "mamba.dt", "mamba.in_proj", DT, 0 },
+    { C(LARA_MINI), "delta.qkvz", "linear_attn.in_proj", FIRST_ROWS, 0 },
+    { C(LARA_MINI), "delta.ba", "linear_attn.in_proj", LAST_ROWS, 0 },
+    { C(LARA_MINI), "delta.conv", "linear_attn.conv1d", WHOLE, CHANNELS },
+    { C(LARA_MINI), "delta.a_log", "linear_attn.A_log", WHOLE, 0 },
+    { C(LARA_MINI), "delta.dt_bias", "linear_attn.dt_bias", WHOLE, 0 },
+    { C(LARA_MINI), "delta.norm", "linear_attn.out_norm", WHOLE, 0 },
+    { C(LARA_MINI), "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
+
+    { MAMBAS, "mamba.in", "mamba.in_proj", FIRST_ROWS, 0 },
+    { MAMBAS, "mamba.dt", "mamba.in_proj", LAST_ROWS, 0 },
     { MAMBAS, "mamba.conv.weight", "mamba.conv1d.weight", WHOLE, CHANNELS },
     { MAMBAS, "mamba.conv.bias", "mamba.conv1d.bias", WHOLE, 0 },
     { MAMBAS, "mamba.a_log", "mamba.A_log", WHOLE, 0 },
@@ -265,6 +273,8 @@ static const Row table[] = {
     { C(DEEPSEEK_V3) | GLM_EXPERTS, "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
     { C(QWEN3_5_MOE), "mlp.experts.fc1", "mlp.experts.gate_up_proj", WHOLE, FUSED | STACKED },
     { C(QWEN3_5_MOE), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, FUSED | STACKED },
+    { C(LARA_MINI), "mlp.experts.fc1", "mlp.experts.gate_up_proj", WHOLE, FUSED },
+    { C(LARA_MINI), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, FUSED },
     { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
     { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
     { C(GPT_OSS) | C(ARIA), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
@@ -326,29 +336,39 @@ const char *const *hf_prefixes(HfClass kind, bool wrapped)
     return wrapped ? inner : OF_GPT >> kind & 1 ? gpt2 : plain;
 }
 
+/* Rows of Win and Wsmall, which are one tensor in some classes. */
+static void join_rows(HfClass kind, const Config *cfg, HfNaming *n)
+{
+    const int64_t keys = n->delta.key_heads * n->delta.key, values = n->delta.value_heads * n->delta.value;
+    const int64_t heads = cfg->model.mamba_heads;
+    const bool delta = kind == HF_LARA_MINI;
+    n->last_rows = delta ? 2 * n->delta.value_heads : heads;
+    n->first_rows = 2 * (delta ? keys + values
+                               : heads * cfg->model.mamba_head_dim + cfg->model.mamba_groups * cfg->model.mamba_state);
+}
+
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
 {
-    return (HfNaming){ .kind = kind,
-                       .prefix = prefix ? prefix : *hf_prefixes(kind, false),
-                       .halves = kind == HF_MINICPM3 || kind == HF_KIMI_LINEAR,
-                       .own_norms = cfg->model.block_norms == BLOCK_NORMS_PARALLEL_TWO,
-                       .layers = cfg->model.layers,
-                       .experts = cfg->moe.experts,
-                       .heads = cfg->model.heads,
-                       .kv_heads = cfg->model.kv_heads,
-                       .head_dim = cfg->model.head_dim,
-                       .turning = cfg->model.rope_dim ? cfg->model.rope_dim : cfg->model.head_dim,
-                       .nope = cfg->model.qk_nope_head_dim,
-                       .rope = cfg->model.qk_rope_head_dim,
-                       .kv_rank = cfg->model.kv_lora_rank,
-                       .delta = { cfg->model.delta_key_heads, cfg->model.delta_value_heads, cfg->model.delta_key_dim,
-                                  cfg->model.delta_value_dim },
-                       .mamba_heads = cfg->model.mamba_heads,
-                       .mamba_rows = 2 * (cfg->model.mamba_heads * cfg->model.mamba_head_dim +
-                                          cfg->model.mamba_groups * cfg->model.mamba_state),
-                       .kda_head = cfg->model.kda_head_dim,
-                       .tied = cfg->model.tied,
-                       .width = config_mup_width(cfg) };
+    HfNaming n = { .kind = kind,
+                   .prefix = prefix ? prefix : *hf_prefixes(kind, false),
+                   .halves = kind == HF_MINICPM3 || kind == HF_KIMI_LINEAR,
+                   .own_norms = cfg->model.block_norms == BLOCK_NORMS_PARALLEL_TWO,
+                   .layers = cfg->model.layers,
+                   .experts = cfg->moe.experts,
+                   .heads = cfg->model.heads,
+                   .kv_heads = cfg->model.kv_heads,
+                   .head_dim = cfg->model.head_dim,
+                   .turning = cfg->model.rope_dim ? cfg->model.rope_dim : cfg->model.head_dim,
+                   .nope = cfg->model.qk_nope_head_dim,
+                   .rope = cfg->model.qk_rope_head_dim,
+                   .kv_rank = cfg->model.kv_lora_rank,
+                   .delta = { cfg->model.delta_key_heads, cfg->model.delta_value_heads, cfg->model.delta_key_dim,
+                              cfg->model.delta_value_dim },
+                   .kda_head = cfg->model.kda_head_dim,
+                   .tied = cfg->model.tied,
+                   .width = config_mup_width(cfg) };
+    join_rows(kind, cfg, &n);
+    return n;
 }
 
 bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out)
@@ -434,8 +454,8 @@ static int pieces_of_head(const HfNaming *n) { return n->turning < n->head_dim ?
 static int slices(const HfNaming *n, Form form)
 {
     switch (form) {
-    case BEFORE_DT:
-    case DT:
+    case FIRST_ROWS:
+    case LAST_ROWS:
     case WHOLE: return 1;
     case QKVZ_DELTA: return 4;
     case QKV_DELTA:
@@ -582,8 +602,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_Z: s = values_or_gates(n, rows, k); break;
     case KEY_HEADS:
     case KEY_PAIRS: s = key_heads(n, form, k); break;
-    case BEFORE_DT: s.their_rows += n->mamba_heads; break;
-    case DT: s.theirs = n->mamba_rows, s.their_rows += n->mamba_rows; break;
+    case FIRST_ROWS: s.their_rows += n->last_rows; break;
+    case LAST_ROWS: s.theirs = n->first_rows, s.their_rows += n->first_rows; break;
     case HEADS: s = pairs(n, k / 3 * (n->nope + n->rope), n->nope, k % 3); break;
     case LATENT: s = pairs(n, 0, n->kv_rank, k); break;
     }
@@ -605,7 +625,7 @@ int hf_part_count(const HfNaming *n, const Param *p)
 bool hf_joins(const HfNaming *n, const Param *p)
 {
     Place at;
-    return find(n, p->name, &at) && at.row->form == DT;
+    return find(n, p->name, &at) && at.row->form == LAST_ROWS;
 }
 
 int hf_part_step(const HfNaming *n, const Param *p)

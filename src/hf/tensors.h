@@ -40,8 +40,8 @@ typedef struct {
     struct {
         int64_t key_heads, value_heads, key, value; /* Gated DeltaNet: heads, and their widths */
     } delta;
-    int64_t mamba_heads, mamba_rows; /* rows of Wdt, of Win */
-    int64_t kda_head;                /* width of a head */
+    int64_t first_rows, last_rows; /* of two parameters in one tensor: Win and Wsmall of a mixer with states */
+    int64_t kda_head;              /* width of a head */
     bool tied;
     /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */
     float width;

@@ -60,6 +60,11 @@ def kda(heads, width, **more):
     return dict(linear_num_heads=heads, linear_head_dim=width, **more)
 
 
+def without_ffn(hidden, layers, heads, kv_heads, head_dim, **more):
+    keys = sizes(hidden, 0, layers, heads, kv_heads, head_dim, **more)
+    return {k: v for k, v in keys.items() if k != "intermediate_size"}
+
+
 def mamba(heads, groups, state, **more):
     return dict(mamba_n_heads=heads, mamba_n_groups=groups, mamba_d_state=state, **more)
 
@@ -274,6 +279,17 @@ CASES = {
             layer_types=["full_attention", "linear_attention", "linear_attention"],
             **linear(4, 4, 6, 9, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False)),
         sizes(36, 40, 2, 3, 1, None, pad_token_id=0, **TIED),
+    ),  # fmt: skip
+    "lara_mini": (
+        T.LaraMiniConfig,
+        without_ffn(48, 5, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, sliding_window=7,
+            shared_expert_intermediate_size=20, rms_norm_eps=1e-4, tie_word_embeddings=False, **linear(3, 6, 10, 7)),
+        without_ffn(40, 3, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, sliding_window=9,
+            shared_expert_intermediate_size=12, norm_topk_prob=False, attention_bias=True, rms_norm_eps=1e-3,
+            layer_types=["sliding_attention", "linear_attention", "linear_attention"], tie_word_embeddings=False,
+            **linear(4, 4, 6, 9, linear_conv_kernel_dim=3)),
+        without_ffn(24, 4, 3, 3, 16, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, sliding_window=5,
+            shared_expert_intermediate_size=8, rope_parameters=rope(theta=1e6), **linear(1, 3, 8, 8)),
     ),  # fmt: skip
     "qwen3_5": (
         T.Qwen3_5TextConfig,
