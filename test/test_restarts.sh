@@ -127,6 +127,11 @@ check "$what: processes are left" gone
 start run
 whole $? run
 
+what="the time that a run may take"
+rm -rf run
+MEGATRAIN_WORKERS_FAULT=9 MEGATRAIN_RANK_FAULT=1:step:2:kill start run run.restarts=9 train.max_minutes=0.02 checkpoint.every=1
+check "$what: exit $?, $(tail -3 run.out)" grep -q 'train.max_minutes' run.out
+
 what="one process"
 rm -rf run
 MEGATRAIN_RANK_FAULT=0:step:5:kill "$mt" --config restarts.ini parallel.tp=1 parallel.zero=0 run.dir=run run.restarts=1 >run.out 2>&1

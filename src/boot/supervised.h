@@ -24,6 +24,7 @@ typedef struct Supervised {
     char cause[SUPERVISED_CAUSE_BYTES]; /* why it ends; "": it could not say */
     char secret[BOOT_SECRET_BYTES];     /* that it found in the run's folder; "": in none */
     /* The supervisor writes these before it starts the next one. */
+    double begun_s;                      /* when the launcher started the rank, on clock_s */
     int attempt;                         /* number of the worker, from 0 */
     int64_t lost_step;                   /* `step` of the one before */
     double lost_s;                       /* when that one ended, on clock_s */

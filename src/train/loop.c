@@ -217,7 +217,8 @@ static Err choose_layout(Loop *l, Config *cfg, const Boot *boot, const LayoutCho
 
 Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
-    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
+    const double started_s = boot->supervised ? boot->supervised->begun_s : clock_s(); /* for train.max_minutes */
+    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = started_s, .lead = boot->rank == 0 };
     if (choice) TRY(choose_layout(l, cfg, boot, choice));
     TRY(join_ranks(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, &l->config_text));
     TRY(take_folder(l));

@@ -208,6 +208,7 @@ Err supervise(Boot *boot, int64_t restarts, double freeze_s)
     v.shared = mmap(NULL, sizeof *v.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (v.shared == MAP_FAILED) return err_set(ERR_MEMORY, "no memory for what a worker shares with its supervisor");
     v.shared->step = v.shared->saved = -1;
+    v.shared->begun_s = clock_s();
     block_signals(&v);
     signals_follow_launcher();
     if (!boot->rank)
