@@ -69,7 +69,7 @@ def draw_state(d):
     each of these ranks, make no longer samples than 512.
     """
     d.in_order = False
-    fit = [s for s in STATES if d.slices == 1 or s.window * d.slices <= 512]
+    fit = [s for s in STATES if d.slices == 1 or lcm(s.window * d.slices, 2 * d.cp * d.slices) <= 512]
     state = d.rng.choice(fit) if fit and d.chance(0.25) else None
     if state and d.cp > 1 and state.window * d.slices * d.cp <= 512:
         d.in_order = d.chance(0.5)
