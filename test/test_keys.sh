@@ -68,6 +68,7 @@ model.block_norms          | post         | loss | model.bias=false
 model.state_norms          | pre          | loss | model.bias=false model.block_norms=post model.mixer=delta
 model.embed_scale          | 8            | loss | model.position=rope
 model.residual_scale       | 0.5          | loss
+model.head_bias            | true         | loss
 model.logits_scale         | 0.5          | loss
 model.final_softcap        | 0.01         | loss
 model.activation           | swiglu       | loss

@@ -54,7 +54,7 @@ latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 m
     model.qk_nope_head_dim=5 model.qk_rope_head_dim=4 model.v_head_dim=8)
 holds latent gated "${latent[@]}"
 holds latents gated "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
-holds beside gelu model.block_norms=parallel
+holds beside gelu model.block_norms=parallel model.head_bias=true
 holds besides gelu model.block_norms=parallel_two
 delta=(model.delta_key_heads=3 model.delta_value_heads=6 model.delta_key_dim=4 model.delta_value_dim=7 model.delta_conv=5)
 holds delta gated model.arch=llama model.mixer=delta "${delta[@]}" model.kv_heads=0 model.attention_dropout=0

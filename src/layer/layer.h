@@ -544,6 +544,7 @@ double moe_even_hosts(const MoeCut *cut);
 typedef struct {
     const ModelSpec *spec;
     int weight; /* the embedding's table if they are tied */
+    int bias;   /* -1: none */
 } Head;
 
 /* Targets of the rows of a head, and the sums to which the loss is added. */

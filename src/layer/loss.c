@@ -17,11 +17,17 @@ int64_t head_padded_vocab(int64_t vocab, int tp_blocks)
 
 Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_weight)
 {
-    *h = (Head){ .spec = spec, .weight = tied_weight };
-    if (tied_weight >= 0) return ERR_OK;
+    *h = (Head){ .spec = spec, .weight = tied_weight, .bias = -1 };
     ParamSpec w = embedding_table(spec, false, 0); /* its own, but like it */
     w.name = "head.weight";
-    return param_add(reg, w, &h->weight);
+    if (tied_weight < 0) TRY(param_add(reg, w, &h->weight));
+    if (!spec->logits.bias) return ERR_OK;
+    w.name = "head.bias";
+    w.ndim = 1;
+    w.shape[1] = 1;
+    w.init = INIT_ZERO;
+    w.flags = 0;
+    return param_add(reg, w, &h->bias);
 }
 
 /* In place: logits by what x times the weight is, and gradients likewise. */
@@ -34,7 +40,8 @@ static Err scale_logits(const Head *h, Ctx *c, Tensor logits)
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
     const float cap = h->spec->logits.softcap;
-    TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = whole_leaf(x.dim[1])));
+    TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .bias = param_value(c, h->bias),
+           .leaf = whole_leaf(x.dim[1])));
     TRY(scale_logits(h, c, logits));
     return cap > 0 ? op(c->s, softcap, .y = logits, .x = logits, .cap = cap) : ERR_OK;
 }
@@ -140,7 +147,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
 
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx)
 {
-    const Linear product = { h->weight, -1, x.dim[1], h->spec->padded_vocab, LINEAR_COLUMN };
+    const Linear product = { h->weight, h->bias, x.dim[1], h->spec->padded_vocab, LINEAR_COLUMN };
     Tensor dlogits = save_get(c, save->logits);
     if (!save->at_once)
         TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target, .row_max = save_get(c, save->row_max),

@@ -115,6 +115,7 @@ typedef struct {
 
 typedef struct {
     float scale, softcap; /* 0: none */
+    bool bias;            /* added to them before both */
 } LogitsSpec;
 
 enum { MTP_MOST = 8 };

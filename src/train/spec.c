@@ -203,7 +203,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .attention_scale = (float)cfg->model.attention_scale,
                     .embed_scale = (float)cfg->model.embed_scale,
                     .residual_scale = (float)cfg->model.residual_scale,
-                    .logits = { (float)cfg->model.logits_scale, (float)cfg->model.final_softcap },
+                    .logits = { (float)cfg->model.logits_scale, (float)cfg->model.final_softcap, cfg->model.head_bias },
                     .block_norms = cfg->model.block_norms,
                     .state_pre_norms = cfg->model.state_norms == MODEL_STATE_NORMS_PRE,
                     .activation = config_activation(cfg),
