@@ -608,6 +608,7 @@ static const Rule rules[] = {
       1 },
     { "model.mixer=kda model.heads=7", "model.mixer=kda model.heads=7 model.kda_head_dim=64",
       "hidden must be a multiple of heads", 1 },
+    { "optim.mup_base=384 model.head_bias=true", "model.head_bias=true", "and a bias not", 1 },
     { "optim.mup_base=384 model.mixer=delta optim.mup_head_dim=64",
       "optim.mup_base=384 model.mixer=attention,delta optim.mup_head_dim=64", "no block has attention", 1 },
     { "model.mixer=delta optim.qk_clip=100",

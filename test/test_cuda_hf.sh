@@ -76,7 +76,7 @@ combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_
     vaultgemma hyperclovax granitemoe granitemoeshared granitemoehybrid glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon
     qwen3_5_text qwen3_5_moe_text lara_mini
     cohere cohere2 internlm3 iquestcoder exaone sarvam_moe
-    mellum flint granite_swa aria_text)
+    mellum flint granite_swa aria_text phi gptj)
 rows=$(sed -n '/^## Classes/,/^## /p' "$root/docs/huggingface.md" | grep '^| `' | grep -v '^| `model_type`')
 for c in "${combined[@]}"; do check "docs/huggingface.md has $c" grep -q "^| \`$c\`" <<<"$rows"; done
 # (a row of Gemma has two that are tried)

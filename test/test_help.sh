@@ -71,14 +71,14 @@ all_of "auto cpu cuda" train --config some.ini run.device =
 all_of "cuda" --config some.ini run.device = cu
 all_of "run.device=cuda" --config some.ini run.device=cu
 all_of "true" --config some.ini checkpoint.async = t
-all_of "model.head_dim= model.heads=" --config some.ini model.head
+all_of "model.head_bias= model.head_dim= model.heads=" --config some.ini model.head
 all_of "" --config some.ini train.steps =
 all_of "check" config ch
 all_of "run.device=" config run.dev
 all_of "train" help tokenizer ""
 all_of "" help train ""
 all_of "tokenize tokenizer" help tok
-all_of "model.head_dim model.heads" config explain model.head
+all_of "model.head_bias model.head_dim model.heads" config explain model.head
 all_of "--help" doctor --h
 all_of "zb-h1 zb-h1-int zb-h2 zb-v" train --config some.ini parallel.schedule = zb
 all_of "hanayo" simulate --schedule h

@@ -122,7 +122,7 @@ types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemm
     olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm glm4
     granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared
     glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_5_text qwen3_5_moe_text qwen3_next granitemoehybrid bamba nemotron_h kimi_linear olmo_hybrid lara_mini gpt_neox falcon cohere cohere2
-    internlm3 iquestcoder exaone sarvam_moe sarvam_mla mellum flint granite_swa granitemoe_swa aria_text"
+    internlm3 iquestcoder exaone sarvam_moe sarvam_mla mellum flint granite_swa granitemoe_swa aria_text phi gptj"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What classes of transformers have beside Llama's layers, in layouts of each kind: factors on embeddings, branches,
-# scores and logits; a bias of the head; squared ReLU; sinks; a part of each head that turns, in some blocks; angles by yarn, llama3 and
-# linear scaling; LayerNorms, with biases and without; layers in parallel. Each model gives one digest and the same losses
-# in all of them, with operands of 8 bits, Muon and muP beside them, too. That the numbers are the right ones: test_hf.sh.
+# scores and logits; a bias of the head; squared ReLU; sinks; a part of each head that turns, in some blocks; angles by
+# yarn, llama3 and linear scaling; LayerNorms, with biases and without; layers in parallel. Each model gives one digest
+# and the same losses in all of them, with operands of 8 bits, Muon and muP beside them, too. That the numbers are the right ones: test_hf.sh.
 . "$(dirname "$0")/lib.sh"
 make_tiny
 shared="train.global_batch=4 train.steps=3 train.eval_every=2 optim.lr=0.01 parallel.seq_blocks=8 parallel.attn_block=8

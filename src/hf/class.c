@@ -863,6 +863,23 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                   .divides = true,
                   .usual = { USUAL, CHOSEN, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 4096,
                              .layers = 32, .heads = 32, .eps = 1e-6, .experts = 8, .topk = 2, .shared = 2 } },
+    [HF_PHI] = { .names = { "phi", "PhiForCausalLM" },
+                 .model = "norm = layernorm\nblock_norms = parallel\nbias = true\nhead_bias = true\n",
+                 .drops_embedding = true,
+                 .gelu = true,
+                 .divides = true,
+                 .usual = { ROPE_OF(10000, 10000, 0.5), .vocab = 51200, .positions = 2048, .hidden = 2048, .ffn = 8192,
+                            .layers = 24, .heads = 32, .kv_heads = HF_NONE, .head_dim = HF_NONE, .eps = 1e-5,
+                            .init_std = 0.02, .gelu = true } },
+    [HF_GPTJ] = { .names = { "gptj", "GPTJForCausalLM" },
+                  .model = "norm = layernorm\nblock_norms = parallel\nbias = true\nattention_bias = none\n"
+                           "head_bias = true\n",
+                  .drops_embedding = true,
+                  .gelu = true,
+                  .divides = true,
+                  .usual = { ROPE(10000), .vocab = 50400, .positions = 2048, .hidden = 4096, .ffn = HF_NONE,
+                             .layers = 28, .heads = 16, .kv_heads = HF_NONE, .head_dim = HF_NONE, .eps = 1e-5,
+                             .init_std = 0.02, .gelu = true, .rotary = 64 } },
 };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

@@ -85,6 +85,8 @@ typedef enum {
     HF_GRANITE_SWA,
     HF_GRANITEMOE_SWA,
     HF_ARIA, /* the text model, also of a folder with images */
+    HF_PHI,  /* 1 to 2 */
+    HF_GPTJ,
     HF_CLASSES
 } HfClass;
 

@@ -19,12 +19,14 @@
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
 #define COHERES (B(COHERE) | B(COHERE2))
 #define FUSED (B(GPT_NEOX) | B(FALCON)) /* heads of one width, the quotient; GELU of either form */
-#define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON))
-#define GPTS (B(GPT2) | B(GPT_BIGCODE))
-#define ROTARY (ALL & ~GPTS)
+#define LAYERNORMS                                                                                                \
+    (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON) | B(PHI) | \
+     B(GPTJ))
+#define GPTS (B(GPT2) | B(GPT_BIGCODE) | B(GPTJ))
+#define ROTARY (ALL & ~GPTS)                                /* with the usual names of keys */
 #define TURNING (ROTARY & ~B(NEMOTRON_H) & ~B(KIMI_LINEAR)) /* with rotary positions */
 /* heads of one width, which is a key */
-#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM) & ~B(OLMO_HYBRID))
+#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM) & ~B(OLMO_HYBRID) & ~B(PHI))
 #define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
 #define HYBRIDS (B(QWEN3_NEXT) | LATER) /* with linear attention */
 #define DELTAS (HYBRIDS | B(LARA_MINI)) /* the same, of which one has windows, too */
@@ -52,7 +54,7 @@
      COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA) | B(OLMO_HYBRID) | B(LARA_MINI))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
-     B(GPT_NEOX) | HYBRIDS | B(BAMBA)) /* some columns of a head turn */
+     B(GPT_NEOX) | HYBRIDS | B(BAMBA) | B(PHI)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

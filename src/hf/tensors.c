@@ -44,7 +44,7 @@ enum {
 #define EVERY HF_CLASS_ALL
 #define GPT2 (C(GPT2) | C(GPT_BIGCODE))
 #define REST (EVERY & ~GPT2)
-#define OF_GPT (GPT2 | C(FALCON) | C(EXAONE3)) /* "transformer.h.N." */
+#define OF_GPT (GPT2 | C(FALCON) | C(EXAONE3) | C(GPTJ)) /* "transformer.h.N." */
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
 #define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA) | C(KIMI_LINEAR))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
@@ -91,6 +91,17 @@ static const Row table[] = {
     { C(GPT_BIGCODE), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
     { GPT2, "final_norm", "ln_f", WHOLE, 0 },
 
+    { C(GPTJ), "embedding.token", "wte", WHOLE, 0 },
+    { C(GPTJ), "final_norm", "ln_f", WHOLE, 0 },
+    { C(GPTJ), "norm1", "ln_1", WHOLE, 0 },
+    { C(GPTJ), "attn.qkv", "attn.q_proj attn.k_proj attn.v_proj", QKV_PAIRS, 0 },
+    { C(GPTJ), "attn.proj", "attn.out_proj", WHOLE, 0 },
+    { C(GPTJ), "mlp.fc1", "mlp.fc_in", WHOLE, 0 },
+    { C(GPTJ), "mlp.fc2", "mlp.fc_out", WHOLE, 0 },
+    { C(PHI), "final_norm", "final_layernorm", WHOLE, 0 },
+    { C(PHI), "attn.proj", "self_attn.dense", WHOLE, 0 },
+    { C(PHI), "mlp.fc1", "mlp.fc1", WHOLE, 0 },
+    { C(PHI), "mlp.fc2", "mlp.fc2", WHOLE, 0 },
     { C(GPT_NEOX), "embedding.token", "embed_in", WHOLE, 0 },
     { C(GPT_NEOX), "final_norm", "final_layer_norm", WHOLE, 0 },
     { C(GPT_NEOX), "head", "embed_out", WHOLE, BARE },
@@ -711,7 +722,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
     if ((C(EXAONE_MOE) | C(MELLUM) | HYBRIDS) >> n->kind & 1 && !strncmp(name, "mtp.", 4)) return true;
-    if (GPT2 >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if ((GPT2 | C(GPTJ)) >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))
         return true;

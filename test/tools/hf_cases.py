@@ -630,6 +630,18 @@ CASES = {
         sizes(36, 20, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=1, sliding_window=9,
             layer_rope_theta=[5e5, 0], residual_multiplier=0.5, **TIED),
     ),  # fmt: skip
+    "phi": (
+        T.PhiConfig,
+        sizes(48, 80, 3, 6, 2, None),
+        sizes(40, 56, 2, 5, 5, None, layer_norm_eps=1e-3, rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25), **TIED),
+        sizes(36, 40, 2, 3, 1, None, hidden_act="gelu", rope_parameters=rope(partial_rotary_factor=1.0)),
+    ),
+    "gptj": (
+        T.GPTJConfig,
+        gpt2(48, 3, 6, rotary_dim=4, bos_token_id=1, eos_token_id=2),
+        gpt2(40, 2, 5, rotary_dim=8, n_inner=56, layer_norm_epsilon=1e-3, bos_token_id=1, eos_token_id=2),
+        gpt2(36, 2, 3, rotary_dim=6, activation_function="gelu", bos_token_id=1, eos_token_id=2, **TIED),
+    ),
     "aria": (
         T.AriaTextConfig,
         sizes(48, 28, 3, 6, 2, 8, moe_num_experts=8, moe_topk=2, moe_num_shared_experts=2),

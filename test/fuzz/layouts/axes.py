@@ -31,7 +31,7 @@ KINDS = {  # the values of each axis
     "attention_bias": ("auto", "none", "qkv", "all"), "rope_base_local": YES,
     "activation": ("gelu", "gelu_erf", "relu2", "swiglu", "geglu", "clamped_swiglu"),
     "ffn": ("all blocks", "some blocks"),
-    "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
+    "bias": YES, "head_bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
     "mtp": ("0", "1", "2"),
     "experts": YES,
     "router": ("softmax", "softmax_pre", "sigmoid", "sqrt_softplus"),
@@ -125,7 +125,7 @@ def model_axes(c):
         "softcap": yes(c, "model.attention_softcap"), "sinks": yes(c, "model.sinks"),
         "gate": yes(c, "model.attention_gate"), "qk_norm": c.get("model.qk_norm", "false"),
         "block_norms": c.get("model.block_norms", "pre"), "state_norms": c.get("model.state_norms", "same"), "norm": c.get("model.norm"),
-        "activation": c.get("model.activation"), "ffn": "some blocks" if "model.ffn_layers" in c.model else "all blocks", "bias": yes(c, "model.bias"), "tied": yes(c, "model.tied"),
+        "activation": c.get("model.activation"), "ffn": "some blocks" if "model.ffn_layers" in c.model else "all blocks", "bias": yes(c, "model.bias"), "head_bias": yes(c, "model.head_bias"), "tied": yes(c, "model.tied"),
         "dropout": yes(c, "model.dropout"), "attention_dropout": yes(c, "model.attention_dropout"),
         "mtp": c.get("model.mtp_layers", "0"), "experts": yes(c, "moe.experts"),
     }

@@ -496,7 +496,8 @@ class Draw:
         put("vocab", self.one(0, 0, 0, 0, 300, 2000), 0)
         if activation == "clamped_swiglu":
             put("activation_limit", 0.05)
-        norms = self.one("pre", "pre", "pre", "both", "post", "parallel", "parallel_two")
+        beside = ("parallel", "parallel_two") if "model.ffn_layers" not in self.model else ()  # (of two layers in each block)
+        norms = self.one("pre", "pre", "pre", "both", "post", *beside)
         put("block_norms", norms, "pre")
         behind = norms in ("both", "post")
         put("state_norms", "pre" if behind and self.state and self.chance(0.5) else "same", "same")
@@ -631,6 +632,8 @@ class Draw:
         put("name", name, "adamw")
         put("mup_base", 24 if mup else 0, 0)
         put("mup_head_dim", self.one(0, 4) if mup else 0, 0)
+        # (by what stands there already: seeds keep their other values)
+        self.put(self.model, "model.head_bias", not mup and len(repr(self.model)) % 5 == 0, False)
         put("weight_decay", self.one(0.1, 0.1, 0, 0.5), 0.1)
         put("beta1", self.one(0.9, 0.9, 0.5, 0), 0.9)
         if name != "sgd":
