@@ -897,14 +897,15 @@ static Err head_b(Rig *r, Tensor dy, Tensor dx)
 TEST(head_and_loss)
 {
     static const float factors[][2] = { { 0, 0 }, { 3, 0 }, { 0, 0.4f }, { 3, 5 } };
-    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+    for (size_t i = 0; i < 2 * sizeof factors / sizeof *factors; i++) {
         Rig r;
         rig_open(&r);
         r.spec = (ModelSpec){ .vocab = VOCAB,
                               .padded_vocab = PADDED,
                               .hidden = HIDDEN,
-                              .mup.width = factors[i][0],
-                              .logits.scale = factors[i][1] };
+                              .mup.width = factors[i / 2][0],
+                              .logits.scale = factors[i / 2][1],
+                              .logits.bias = i % 2 };
         OK(head_register(&r.head, &r.registry, &r.spec, -1));
         check_layer(&r, (Case){ head_f, head_b, HIDDEN });
     }
