@@ -28,8 +28,17 @@ template <class T> struct DeltaFwd {
     Rows<const float> before;
 };
 
-/* By tensor cores, if it takes the call: *done; else nothing happens. */
+template <class T> struct DeltaBwd {
+    DeltaCall<T> c;
+    GroupedRows<T> dq, dk, dv;
+    GroupedRows<const T> go;
+    Rows<float> dg, dbeta, dbefore; /* data of dbefore: or NULL */
+    Rows<const float> dafter, states;
+};
+
+/* By tensor cores, if these take the call: *done; else nothing happens. */
 Err delta_tiles_fwd(Stream *s, const delta_fwd_args *a, const DeltaFwd<bf16> &f, bool *done);
+Err delta_tiles_bwd(Stream *s, const delta_bwd_args *a, const DeltaBwd<bf16> &f, bool *done);
 
 /* A block's part of the workspace: the members of src/cpu/delta.h. */
 struct DeltaParts {

@@ -5,16 +5,10 @@
  * Work      7 n D E + 3.5 n n E multiplications a run of n rows and value head, from L2: far from the machine's.
  * Needs     workspace for at least one block: 1.3 MiB of heads of 128.
  */
+#include <type_traits>
+
 #include "delta.cuh"
 #include "device/scan_room.h"
-
-template <class T> struct DeltaBwd {
-    DeltaCall<T> c;
-    GroupedRows<T> dq, dk, dv;
-    GroupedRows<const T> go;
-    Rows<float> dg, dbeta, dbefore; /* data of dbefore: or NULL */
-    Rows<const float> dafter, states;
-};
 
 /* Beside DeltaParts: the names of src/cpu/delta_bwd.c. */
 struct BackParts {
@@ -202,6 +196,11 @@ template <class T> static Err launch_bwd(Stream *s, const delta_bwd_args *a)
     f.go = grouped_rows_of<const T>(a->go);
     f.dg = rows_of<float>(a->dg), f.dbeta = rows_of<float>(a->dbeta), f.dbefore = rows_of<float>(a->dbefore);
     f.dafter = rows_of<const float>(a->dafter), f.states = rows_of<const float>(a->states);
+    if constexpr (std::is_same<T, bf16>::value) {
+        bool done;
+        TRY(delta_tiles_bwd(s, a, f, &done));
+        if (done) return ERR_OK;
+    }
     LAUNCH((delta_bwd_kernel<T>), blocks, SCAN_THREADS, 0, cuda_stream(s), f);
     return ERR_OK;
 }

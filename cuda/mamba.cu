@@ -348,7 +348,7 @@ template <class T, class Args> static Err mamba_call(Stream *s, const Args *a, M
 template <class T> static Err launch_fwd(Stream *s, const mamba_fwd_args *a)
 {
     MambaFwd<T> f;
-    unsigned blocks;
+    unsigned blocks = 0;
     TRY(mamba_call(s, a, &f.c));
     MambaCall<T> &c = f.c;
     f.o = grouped_rows_of<T>(a->o);
@@ -375,7 +375,7 @@ extern "C" Err cuda_mamba_fwd(Stream *s, const mamba_fwd_args *a)
 template <class T> static Err launch_bwd(Stream *s, const mamba_bwd_args *a)
 {
     MambaBwd<T> f;
-    unsigned blocks;
+    unsigned blocks = 0;
     TRY(mamba_call(s, a, &f.c));
     MambaCall<T> &c = f.c;
     f.dx = grouped_rows_of<T>(a->dx), f.dk = grouped_rows_of<T>(a->dk), f.dq = grouped_rows_of<T>(a->dq);

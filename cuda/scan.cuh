@@ -179,13 +179,13 @@ __device__ __forceinline__ float scan_gate(const float *both, const float *dfrom
 
 /* ---- launching ---- */
 
-static ScanRows scan_rows_of(Tensor q, Tensor doc, int64_t first, int window)
+static inline ScanRows scan_rows_of(Tensor q, Tensor doc, int64_t first, int window)
 {
     return { data_of<const int32_t>(doc), doc.ld, first, q.dim[0], q.dim[1], window };
 }
 
 /* Checks of V value heads and K key heads that the declaration of an op does not say. */
-static Err scan_check(const char *name, const ScanRows &rows, int64_t K, int64_t V, Tensor states)
+static inline Err scan_check(const char *name, const ScanRows &rows, int64_t K, int64_t V, Tensor states)
 {
     const int64_t windows = ceil_div(rows.T, rows.window);
     if (K < 1 || V % K)
@@ -202,7 +202,7 @@ static Err scan_check(const char *name, const ScanRows &rows, int64_t K, int64_t
 }
 
 /* Blocks for so many items, of which each has `floats` of workspace. */
-static Err scan_blocks(Stream *s, const char *name, int64_t items, int64_t floats, unsigned *blocks)
+static inline Err scan_blocks(Stream *s, const char *name, int64_t items, int64_t floats, unsigned *blocks)
 {
     const int64_t most = s->dev->workspace_bytes / (floats * 4);
     if (most < 1)

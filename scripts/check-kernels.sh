@@ -62,7 +62,7 @@ qkv_kernel<[^,]*,false,                     - rows that are not aligned
 mla_move_kernel<[^,]*,true,                 loads16 stores16 whole
 mla_move_kernel<[^,]*,false,                - rows that are not aligned
 delta_(fwd|bwd)_kernel                      - a plain form, products from L2
-delta_(solve|chain)_kernel                  mma async16 stores16
+delta_(solve|chain|chain_bwd|rows_bwd)_kernel  mma async16 stores16
 kda_(fwd|bwd)_kernel                        - a plain form, products from L2
 mamba_(states|rows)_(fwd|bwd)_kernel        - a plain form, products from L2
 mamba_added_kernel                          mma async16

@@ -183,8 +183,9 @@ TEST(experts_of_8_bits)
     }
 }
 
-/* FLOP at .06 of the peak of fp32, of as many multiprocessors as there are key heads of samples; forward in 16 bits at
- * .048 of the peak of these, of as many as there are value heads, each 64 wide. */
+/* FLOP at .06 of the peak of fp32, of as many multiprocessors as there are key heads of samples; in 16 bits forward at
+ * .048 of the peak of these, of as many as there are value heads, each 64 wide; backward at .066 twice, of these and of
+ * all. */
 TEST(the_delta_rule_is_arithmetic_on_few_multiprocessors)
 {
     enum { T = 4096, D = 128 };
@@ -196,11 +197,14 @@ TEST(the_delta_rule_is_arithmetic_on_few_multiprocessors)
         const Tensor wide = tensor_of(somewhere, F32, B, T, 2, D / 2);
         const delta_fwd_args fwd = { .o = values, .q = keys, .k = keys, .v = values };
         const delta_fwd_args plain = { .o = wide, .q = keys, .k = keys, .v = wide };
-        const delta_bwd_args bwd = { .dq = keys, .dk = keys, .dv = values, .go = values, .q = keys, .k = keys,
-                                     .v = values };
+        delta_bwd_args bwd = { .dq = keys, .dk = keys, .dv = values, .go = values, .q = keys, .k = keys,
+                               .v = values };
         const double flop = 8. * B * T * 2 * D * D, rate = .06 * .5e12 * (B < 4 ? B / 4. : 1);
         SAME(cost_op(&m, OP_delta_fwd, &fwd, flop).seconds, flop / (.048 * 1e12 * (B < 2 ? .5 : 1)));
         SAME(cost_op(&m, OP_delta_fwd, &plain, flop).seconds, flop / rate);
+        const double back = 2 * flop / (.066 * 1e12);
+        SAME(cost_op(&m, OP_delta_bwd, &bwd, 2 * flop).seconds, back * (B < 2 ? 2 : 1) + back);
+        bwd.v = wide;
         SAME(cost_op(&m, OP_delta_bwd, &bwd, 2 * flop).seconds, 2 * flop / rate);
     }
 }

@@ -73,6 +73,7 @@ static int launches_of(OpId id, int64_t columns)
     case OP_delta_fwd: /* (by tensor cores) */
     case OP_attention_bwd: return 2;
     case OP_mamba_fwd: /* (by tensor cores) */
+    case OP_delta_bwd:
     case OP_permute_index: return 3;
     case OP_mamba_bwd: return 5;
     case OP_embedding_grad: return SORT_KERNELS;
@@ -316,20 +317,21 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
 /* ---- recurrences ---- */
 
 /* A block has a key head of a sample, whose windows it goes through in order (cuda/delta.cuh). */
-static double delta_seconds(const CostModel *m, Tensor q, double flop)
+static double plain_seconds(const CostModel *m, Tensor q, double flop)
 {
     const double busy = fmin(1, (double)(q.dim[0] * q.dim[2]) / m->device->multiprocessors);
     return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan(SCAN_PLAIN));
 }
 
-/* By tensor cores it has 64 columns of a value head (cuda/delta_tiles_fwd.cu). */
-static double delta_fwd_seconds(const CostModel *m, Tensor q, Tensor v, double flop)
+/* By tensor cores it has 64 columns of a value head (cuda/delta_tiles_fwd.cu); backward all windows' rows follow. */
+static double delta_seconds(const CostModel *m, Tensor q, Tensor v, bool forward, double flop)
 {
     enum { COLUMNS = 64 };
-    if (v.dtype != BF16 || !delta_has_tiles(q.dim[3], v.dim[3])) return delta_seconds(m, q, flop);
+    if (v.dtype != BF16 || !delta_has_tiles(q.dim[3], v.dim[3])) return plain_seconds(m, q, flop);
     const double blocks = (double)(v.dim[0] * v.dim[2] * ((v.dim[3] + COLUMNS - 1) / COLUMNS));
-    const double busy = fmin(1, blocks / m->device->multiprocessors);
-    return flop / (1e12 * m->device->bf16_tflops * busy * reached_by_scan(SCAN_CHAIN));
+    const double busy = fmin(1, blocks / m->device->multiprocessors), peak = 1e12 * m->device->bf16_tflops;
+    if (forward) return flop / (peak * busy * reached_by_scan(SCAN_CHAIN));
+    return flop / (peak * busy * reached_by_scan(SCAN_CHAIN_BACK)) + flop / (peak * reached_by_scan(SCAN_ROWS_BACK));
 }
 
 /* A block has a window of a group (cuda/mamba.cu). By tensor cores it has 8 heads of it, or 64 columns of the gradients
@@ -350,14 +352,15 @@ static double scan_seconds(const CostModel *m, OpId id, const void *args, double
 {
     const mamba_fwd_args *fwd = args;
     const mamba_bwd_args *bwd = args;
-    const delta_fwd_args *delta = args;
+    const delta_fwd_args *delta_fwd = args;
+    const delta_bwd_args *delta_bwd = args;
     switch (id) {
     case OP_mamba_fwd: return mamba_seconds(m, fwd->q, fwd->x, true, flop);
     case OP_mamba_bwd: return mamba_seconds(m, bwd->q, bwd->x, false, flop);
-    case OP_delta_fwd: return delta_fwd_seconds(m, delta->q, delta->v, flop);
-    case OP_delta_bwd: return delta_seconds(m, ((const delta_bwd_args *)args)->q, flop);
-    case OP_kda_fwd: return delta_seconds(m, ((const kda_fwd_args *)args)->q, flop);
-    default: return delta_seconds(m, ((const kda_bwd_args *)args)->q, flop);
+    case OP_delta_fwd: return delta_seconds(m, delta_fwd->q, delta_fwd->v, true, flop);
+    case OP_delta_bwd: return delta_seconds(m, delta_bwd->q, delta_bwd->v, false, flop);
+    case OP_kda_fwd: return plain_seconds(m, ((const kda_fwd_args *)args)->q, flop);
+    default: return plain_seconds(m, ((const kda_bwd_args *)args)->q, flop);
     }
 }
 

@@ -121,13 +121,18 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width)
  * time, so an eighth of the peak at most. One block on a multiprocessor is taken to hide half of what it waits for.
  * Chain: of a window and 64 columns of a value head, D 128, a multiprocessor of an H100 executes 9.6 MFLOP for 4.2 that
  * count, in 6.4 us at its share of 200 TFLOP/s, as attention by mma.sync has it. 104 KiB pass in 4.7 us, and barriers
- * take 0.5: 48 TFLOP/s of 989 if all have a block. Windows: of a window of a head of Mamba-2, N 128 and P 64, it is
- * 11.1 MFLOP forward and 32 backward for 7.3 and 14.7, 55 and 160 ns. Its rows and states pass in 62 and 120 ns. One
- * block on a multiprocessor is taken to overlap none of it: 63 and 52 TFLOP/s. (Published for five kernels of such a
- * window, forward: 79 ns; docs/gpu.md.) */
+ * take 0.5: 48 TFLOP/s of 989 if all have a block. Backward it is 12.3 MFLOP for 8.4 and 184 KiB, 17 us, and then the
+ * rows of all windows, 27 MFLOP and 360 KiB for 16.8 of a value head, 256 ns of all. Windows: of a window of a head of
+ * Mamba-2, N 128 and P 64, it is 11.1 MFLOP forward and 32 backward for 7.3 and 14.7, 55 and 160 ns. Its rows and
+ * states pass in 62 and 120 ns. One block on a multiprocessor is taken to overlap none of it: 63 and 52 TFLOP/s.
+ * (Published for five kernels of such a window, forward: 79 ns; docs/gpu.md.) */
 double reached_by_scan(ScanForm form)
 {
-    static const double rates[] = { [SCAN_PLAIN] = .06, [SCAN_CHAIN] = .048, [SCAN_WINDOWS] = .057 };
+    static const double rates[] = { [SCAN_PLAIN] = .06,
+                                    [SCAN_CHAIN] = .048,
+                                    [SCAN_CHAIN_BACK] = .066,
+                                    [SCAN_ROWS_BACK] = .066,
+                                    [SCAN_WINDOWS] = .057 };
     return rates[form];
 }
 

@@ -34,7 +34,7 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width);
 
 /* Forms of recurrences: plain, over the peak of fp32; by tensor cores, over that of 16 bits, from window to window or
  * with windows at once. */
-typedef enum { SCAN_PLAIN, SCAN_CHAIN, SCAN_WINDOWS } ScanForm;
+typedef enum { SCAN_PLAIN, SCAN_CHAIN, SCAN_CHAIN_BACK, SCAN_ROWS_BACK, SCAN_WINDOWS } ScanForm;
 double reached_by_scan(ScanForm form);
 
 /* Keys that a query sees on the average at which half of attention's time goes into begin, end and the diagonal's

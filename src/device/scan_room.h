@@ -51,8 +51,8 @@ static inline int64_t mamba_room_cuda(int64_t N, int64_t P)
     return 4 * (MAMBA_WINDOW * (SQUARES * MAMBA_WINDOW + KEYS * N + ROWS * P + 5) + 2 * N * P);
 }
 
-/* Widths of keys and values that the kernels of the gated delta rule by tensor cores take, forward, in bf16 and in rows
- * at multiples of 16 bytes. */
+/* Widths of keys and values that the kernels of the gated delta rule by tensor cores take, in bf16 and in rows at
+ * multiples of 16 bytes. */
 static inline bool delta_has_tiles(int64_t D, int64_t E) { return D % 8 == 0 && E % 8 == 0 && D <= 128; }
 
 /* Widths of a state and of a head that the kernels of Mamba-2 by tensor cores take, in bf16 and in rows at multiples of
