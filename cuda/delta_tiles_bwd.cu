@@ -506,7 +506,7 @@ Err delta_tiles_bwd(Stream *s, const delta_bwd_args *a, const DeltaBwd<bf16> &f,
     const int64_t most = heads && room > 0 ? room / (heads * slot) : 0;
     const int64_t slots = heads * (most < c.windows ? most : c.windows);
     float *carry = c.workspace, *solved = carry + heads * size, *dstates = solved + slots * 2 * SOLVED;
-    *done = takes(a) && most > 0;
+    *done = takes(a) && most > 0 && c.windows > 0;
     if (!*done) return ERR_OK;
     TRY(allow_shared(delta_solve_kernel<true>, SOLVE_BACK_BYTES));
     TRY(allow_shared(delta_chain_bwd_kernel, BACK_BYTES));

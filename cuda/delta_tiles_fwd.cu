@@ -139,7 +139,7 @@ Err delta_tiles_fwd(Stream *s, const delta_fwd_args *a, const DeltaFwd<bf16> &f,
     const int64_t heads = c.rows.B * c.V, carried = heads * c.D * c.E, room = s->dev->workspace_bytes / 4 - carried;
     const int64_t most = heads ? room / (heads * SOLVED) : 0;
     float *carry = c.workspace;
-    *done = takes(a) && most > 0;
+    *done = takes(a) && most > 0 && c.windows > 0;
     if (!*done) return ERR_OK;
     TRY(allow_shared(delta_solve_kernel<false>, SOLVE_BYTES));
     TRY(allow_shared(delta_chain_kernel, CHAIN_BYTES));

@@ -272,7 +272,8 @@ bool mamba_takes_tiles(Stream *s, Tensor x, Tensor k, std::initializer_list<Tens
     if (x.dtype != BF16 || !mamba_has_tiles(k.dim[3], x.dim[3])) return false;
     for (const Tensor &t : rows)
         if (t.data && !rows_aligned(t)) return false;
-    return x.dim[0] * windows * x.dim[2] * 4 <= static_cast<int64_t>(s->dev->workspace_bytes);
+    const int64_t factors = x.dim[0] * windows * x.dim[2];
+    return factors > 0 && factors * 4 <= static_cast<int64_t>(s->dev->workspace_bytes);
 }
 
 Err mamba_tiles_fwd(Stream *s, const MambaFwd<bf16> &f)

@@ -90,6 +90,7 @@ TEST(delta)
     delta_case((DeltaShape){ BF16, 2, 150, 1, 2, 72, 24, STATES, 170000, 470000 });
     delta_case((DeltaShape){ BF16, 1, 192, 1, 2, 128, 136, STATES });
     delta_case((DeltaShape){ BF16, 1, 5, 1, 1, 64, 64, 0 });
+    delta_case((DeltaShape){ BF16, 1, 0, 1, 1, 64, 64, STATES });
     delta_case((DeltaShape){ F32, 1, 1, 1, 3, 5, 7, 0 });
     delta_case((DeltaShape){ F32, 1, 64, 2, 4, 20, 12, STATES });
     delta_case((DeltaShape){ F32, 2, 30, 1, 1, 12, 300, DOCS | VIEWS });

@@ -86,6 +86,7 @@ TEST(mamba)
     mamba_case((MambaShape){ BF16, 1, 256, 2, 4, 128, 64, STATES | WIDE });
     mamba_case((MambaShape){ BF16, 1, 130, 1, 2, 256, 64, DOCS });
     mamba_case((MambaShape){ BF16, 1, 5, 1, 1, 64, 64, 0 });
+    mamba_case((MambaShape){ BF16, 1, 0, 1, 1, 64, 64, STATES });
     mamba_case((MambaShape){ F32, 1, 1, 1, 3, 5, 7, 0 });
     mamba_case((MambaShape){ F32, 1, 128, 2, 4, 20, 12, STATES });
     mamba_case((MambaShape){ F32, 2, 40, 1, 1, 12, 300, DOCS | VIEWS });
