@@ -193,6 +193,11 @@ TEST(windows_that_ranks_would_cut)
     s = tiny_mamba(tiny_llama());
     s.model.context = (LayerPattern){ 2, { CONTEXT_STATE, CONTEXT_ALLGATHER }, { 1, 1 } };
     FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 4, .dp = 1, .pp = 1 }), ERR_CONFIG, "windows of 128 positions");
+    s = tiny_delta(tiny_llama()); /* whoever exchanges heads has whole samples, which may end within a window */
+    s.model.context = (LayerPattern){ 2, { CONTEXT_A2A, CONTEXT_ALLGATHER }, { 1, 1 } };
+    s.model.seq = 104;
+    s.seq_blocks = 8;
+    OK(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }));
 }
 
 /* ---- the state is handed from rank to rank ---- */

@@ -414,7 +414,7 @@ static Err check_mixers(const TrainSpec *s, Grid g)
     if (g.cp > 1) TRY(model_check_ways(&s->model));
     if (!s->purpose.forward_only) TRY(model_check_room(&s->model, s->device.kind));
     const int64_t cp = g.cp > 1 ? g.cp : 1;
-    return slices > 1 || cp > 1 ? model_check_slices(&s->model, slices > 1 ? slices : 1, cp) : ERR_OK;
+    return model_check_slices(&s->model, slices > 1 ? slices : 1, cp);
 }
 
 /* Refuses units of so many samples that do not fit. */

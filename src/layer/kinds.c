@@ -86,7 +86,7 @@ Err model_check_slices(const ModelSpec *s, int64_t slices, int64_t cp)
         const int64_t unit = kind->carry.slice_unit;
         if (!unit) continue;
         TRY(check_in_order(s, i, slices, cp));
-        if (s->seq % (slices * unit) == 0) continue;
+        if (slices == 1 || s->seq % (slices * unit) == 0) continue;
         err_set(ERR_CONFIG,
                 "layers.%d.%s: a slice has whole windows of %lld positions: %lld x slices must divide seq, here %lld",
                 i, kind->name, (long long)unit, (long long)unit, (long long)s->seq);

@@ -17,6 +17,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "run.precision=fp32": "auto on the CPU, which is drawn", "debug.isa=avx512": "not of every processor; auto takes it",
     "run.reproducible=off": "promises nothing to compare",
     "run.bind": "of the machine's processors: test/test_threads.sh",
+    "run.restarts": "of processes that come again: test/test_restarts.sh",
     "parallel.auto": "puts another layout in the place of the one drawn: test/test_auto.sh",
     "parallel.auto_device": "of parallel.auto",
     "parallel.data_port": "a port: test/test_keys.sh",
