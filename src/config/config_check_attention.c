@@ -4,12 +4,6 @@
 #include "config/config_reader.h"
 #include "base/layer_set.h"
 
-const char *config_list_text(int64_t length, const char *form)
-{
-    return length == PATTERN_LONG ? "a list has at most 128 items: give equal ones once, with their number, such as 0*3"
-                                  : form;
-}
-
 /* A list over blocks: `form` says what its numbers are. */
 static void check_pattern(ConfigReader *r, ConfigId id, const char *list, int64_t most, const char *form)
 {

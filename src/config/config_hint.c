@@ -61,6 +61,12 @@ static void add_way(ConfigReader *r, const char *way)
                                r->ways++ ? ", or " : "; take ", way);
 }
 
+const char *config_list_text(int64_t length, const char *form)
+{
+    return length == PATTERN_LONG ? "a list has at most 128 items: give equal ones once, with their number, such as 0*3"
+                                  : form;
+}
+
 void config_take(ConfigReader *r, const char *fmt, ...)
 {
     static const char part[] = ", or ";

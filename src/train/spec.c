@@ -120,6 +120,7 @@ static MambaSpec mamba_spec(const Config *cfg)
 
 static void put_states(const Config *cfg, ModelSpec *m)
 {
+    m->state_pre_norms = cfg->model.state_norms == MODEL_STATE_NORMS_PRE;
     if (config_has_delta(cfg)) m->delta = delta_spec(cfg);
     if (config_has_kda(cfg)) m->kda = kda_spec(cfg);
     if (config_has_mamba(cfg)) m->mamba = mamba_spec(cfg);
@@ -205,7 +206,6 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .residual_scale = (float)cfg->model.residual_scale,
                     .logits = { (float)cfg->model.logits_scale, (float)cfg->model.final_softcap, cfg->model.head_bias },
                     .block_norms = cfg->model.block_norms,
-                    .state_pre_norms = cfg->model.state_norms == MODEL_STATE_NORMS_PRE,
                     .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,
