@@ -135,7 +135,7 @@ fi
 "$python" "$root/test/tools/hf_keys.py" "$root" "$mt" ids.txt keys "$@" >keys.txt 2>>cases.err
 check "keys one by one: $(tail -3 keys.txt)" grep -q ', 0 differences$' keys.txt
 sed -n 's/^\(.*\): \([0-9]*\) keys$/\1 keys \2/p' keys.txt >>seen.txt
-check "most keys change something" [ "$(grep -oE '[0-9]+ of them' keys.txt | grep -oE '^[0-9]+')" -ge 20 ]
+check "most keys change something" [ "$(grep -oE '[0-9]+ of them' keys.txt | grep -oE '^[0-9]+')" -ge 12 ] # (GPT-2 alone has 19 keys)
 
 # ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
 tokens=$(stat -c %s big.txt)
