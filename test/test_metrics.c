@@ -135,7 +135,7 @@ static int64_t unlisted(const Json *j, const char *docs)
 /* Lines with all that there is to say: each name is in the table of docs/watching.md, and each row's in a line. */
 TEST(every_name_is_documented)
 {
-    enum { LINES = 4 };
+    enum { LINES = 5 };
     static const char *const metrics[] = { "acc", "acc_norm", "acc_bytes" };
     Metrics m;
     int64_t size, listed = 0;
@@ -154,6 +154,7 @@ TEST(every_name_is_documented)
     metrics_override(&m,
                      &(OverrideRecord){ .step = 1, .section = "optim", .key = "lr", .was = "1", .is = "2", .time = 3 });
     metrics_task(&m, &(TaskRecord){ .step = 1, .questions = 3, .name = "riddles", .metric = metrics, .metrics = 3 });
+    metrics_restart(&m, &(RestartRecord){ .step = 1, .restart = 1, .cause = "lost", .lost = 2, .seconds = 3, .time = 4 });
     OK(metrics_close(&m));
     Json *j[LINES];
     char *docs = slurp("docs/watching.md", &size);
