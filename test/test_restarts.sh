@@ -73,7 +73,7 @@ rm -rf run
 MEGATRAIN_WORKERS_FAULT=9 MEGATRAIN_RANK_FAULT=1:step:2:kill start run run.restarts=1
 code=$?
 check "$what: exit $code" [ $code -eq 7 ]
-check "$what: $(tail -2 run.out)" grep -q 'started again 1 time without a new checkpoint (run.restarts)' run.out
+check "$what: $(tail -2 run.out)" grep -q 'the run ends: it was started again 1 time without a new checkpoint (run.restarts), the last time' run.out
 check "$what: processes are left" gone
 
 what="progress between deaths"
@@ -126,6 +126,72 @@ for ((i = 0; i < 500; i++)); do gone && break; sleep 0.02; done
 check "$what: processes are left" gone
 start run
 whole $? run
+
+# ---- ranks started one by one, without a launcher's secret
+by_hand() { # RANK WORDS...: of three; its pid is in pids
+    RANK=$1 WORLD_SIZE=3 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port MEGATRAIN_JOB=hand.$$ \
+        "$mt" --config restarts.ini run.dir=hand parallel.tp=1 parallel.zero=0 train.micro_batch=1 train.global_batch=6 \
+        "${@:2}" >"hand.$1" 2>&1 &
+    pids[$1]=$!
+}
+meets() { pgrep -P "${pids[$1]}" >/dev/null && grep -q "$(printf ':%04X' "$port")" /proc/net/tcp /proc/net/tcp6; }
+waits() { for ((i = 0; i < 500; i++)); do "$@" && return; sleep 0.02; done; false; }
+wait_all() { codes=(); for p in "${pids[@]}"; do wait "$p"; codes+=($?); done; }
+what="rank 0's worker dies while the others meet"
+port=$((20000 + RANDOM % 9000)) pids=()
+rm -rf hand
+by_hand 0 run.restarts=3
+waits meets 0
+by_hand 1 run.restarts=3
+sleep 0.5 # (nothing fails if rank 1 has not greeted by then)
+kill -KILL "$(pgrep -P "${pids[0]}")"
+sleep 0.3
+by_hand 2 run.restarts=3
+wait_all
+check "$what: exits ${codes[*]}: $(grep -h error hand.[012] | head -3)" [ "${codes[*]}" = '0 0 0' ]
+check "$what: rank 0 says what became of it" grep -q 'rank 0 (pid [0-9]*) was ended by SIGKILL' hand.0
+check "$what: files are left: $(ls -A hand | grep '^\.')" [ -z "$(ls -A hand | grep '^\.')" ]
+what="a rank that does not restart meets one that does"
+port=$((20000 + RANDOM % 9000)) pids=()
+rm -rf hand
+by_hand 1 run.restarts=3
+waits pgrep -P "${pids[1]}" >/dev/null
+kill -KILL "$(pgrep -P "${pids[1]}")"
+by_hand 0 parallel.timeout_s=5
+by_hand 2 parallel.timeout_s=5
+wait "${pids[0]}"
+check "$what: exit $?, $(tail -2 hand.0)" grep -q 'hint: run.restarts must be above 0 on all ranks' hand.0
+kill "${pids[1]}" "${pids[2]}" 2>/dev/null
+wait_all
+
+# ---- what it goes on from
+what="a checkpoint of another run, and older ones in its folder"
+one=(--config restarts.ini parallel.tp=1 parallel.zero=0)
+rm -rf other mine
+"$mt" "${one[@]}" run.dir=other train.stop_at=6 >/dev/null 2>&1
+"$mt" "${one[@]}" run.dir=mine train.stop_at=3 optim.lr=1e-3 >/dev/null 2>&1
+from=(checkpoint.resume=other/checkpoints/step-00000006 optim.lr=2e-3 --override optim.lr)
+cp -r mine calm
+"$mt" "${one[@]}" run.dir=calm "${from[@]}" >calm.out 2>&1
+MEGATRAIN_RANK_FAULT=0:step:2:kill "$mt" "${one[@]}" run.dir=mine "${from[@]}" run.restarts=1 >run.out 2>&1
+check "$what: exit $?, $(tail -2 run.out)" [ "$(digest mine 8)" = "$(digest calm 8)" -a -n "$(digest calm 8)" ]
+what="the configuration's file changes meanwhile"
+rm -rf run
+sed 's/^steps=.*/steps=8/' restarts.ini >changing.ini
+(waits grep -q 'step 4/8' run.out && sed -i 's/^steps=.*/steps=5/' changing.ini) &
+MEGATRAIN_RANK_FAULT=1:step:6:kill "$launch" -n 4 -- "$mt" --config changing.ini run.dir=run run.restarts=2 \
+    train.micro_batch=auto >run.out 2>&1
+code=$?
+wait
+check "$what: exit $code, $(tail -2 run.out)" [ $code -eq 0 -a "$(tail -1 run/metrics.jsonl | grep -c '"step":8')" -eq 1 ]
+
+what="asked to stop between two starts"
+rm -rf run
+MEGATRAIN_WORKERS_FAULT=9 MEGATRAIN_RANK_FAULT=0:step:1:kill "$mt" "${one[@]}" run.dir=run run.restarts=9 >run.out 2>&1 &
+waits grep -q 'the next start begins in 2 s' run.out
+kill -TERM $!
+wait $!
+check "$what: exit $?, $(tail -2 run.out)" grep -q 'stopped by SIGTERM between two starts' run.out
 
 what="the time that a run may take"
 rm -rf run

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "boot/supervised.h"
 
 #define PATIENCE_FIRST_S 0.3 /* how long an answer to a greeting may take; it grows with every round */
 #define PATIENCE_LAST_S 4.0
@@ -54,12 +55,20 @@ static Found ask(const char *addr, int port, const Hello *hello, double deadline
     return FOUND_REFUSAL;
 }
 
-Err meet_outdated(const char *why) { return err_elsewhere(err_set(ERR_PEER, "%s", why)); }
+Err meet_outdated(const Boot *boot, const char *why)
+{
+    if (!boot->supervised) {
+        err_set(ERR_RENDEZVOUS, "rank %d: %s", boot->rank, why);
+        return err_hint("run.restarts must be above 0 on all ranks, or on none");
+    }
+    boot->supervised->outdated = true;
+    return err_elsewhere(err_set(ERR_PEER, "%s", why));
+}
 
 /* The process whose host refuses tells the user; that may be our own, when others were there before us. */
 static Err refused(const Boot *boot, const Hello *hello, const Meeting *m, const char *why)
 {
-    if (m->welcome.kind == WELCOME_OUTDATED) return meet_outdated(why);
+    if (m->welcome.kind == WELCOME_OUTDATED) return meet_outdated(boot, why);
     err_set(ERR_RENDEZVOUS, "rank %d was refused at the rendezvous: %s", boot->rank, why);
     Err err =
         err_hint("see that each rank is started once, by the same program (a RANK exported in a batch script gives "

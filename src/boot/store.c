@@ -39,11 +39,17 @@ static Err failed(const Store *s, const Frame *f, const char *usual)
     return line ? err_hint("%.*s", (int)(f->bytes - n - 1), line + 1) : err_hint("%s", usual);
 }
 
-static Err outdated(const Frame *f)
+/* Before all have met. Of workers, rank 0's next one says why. */
+static Err lost_early(const Store *s)
+{
+    return s->boot.supervised ? err_elsewhere(lost(s)) : err_as(lost(s), ERR_RENDEZVOUS);
+}
+
+static Err outdated(const Store *s, const Frame *f)
 {
     char why[512];
     snprintf(why, sizeof why, "%.*s", (int)f->bytes, f->data);
-    return meet_outdated(why);
+    return meet_outdated(&s->boot, why);
 }
 
 /* ---- opening and closing ---- */
@@ -72,7 +78,7 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
     Link *l = &s->meeting.link;
     Frame f;
     link_put(l, FRAME_HERE, 0, NULL, 0, NULL, 0);
-    if (!link_flush_until(l, deadline)) return err_as(lost(s), ERR_RENDEZVOUS);
+    if (!link_flush_until(l, deadline)) return lost_early(s);
     bool told = link_wait_or_stop(l, &f, deadline, s->boot.stop);
     if (!told && (errno == ETIMEDOUT || errno == ECANCELED)) { /* rank 0 knows who is missing */
         double now = clock_s(), waited_s = errno == ETIMEDOUT ? timeout_s : timeout_s - (deadline - now);
@@ -80,9 +86,9 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
         link_put(l, FRAME_MISSING, 0, &waited_s, sizeof waited_s, NULL, 0);
         told = link_flush_until(l, deadline + 1) && link_wait(l, &f, deadline + 1);
     }
-    if (!told) return err_as(lost(s), ERR_RENDEZVOUS);
+    if (!told) return lost_early(s);
     if (f.kind == FRAME_ALL_HERE) return link_drop_frame(l), ERR_OK;
-    if (f.kind == FRAME_OUTDATED) return outdated(&f);
+    if (f.kind == FRAME_OUTDATED) return outdated(s, &f);
     Err err =
         failed(s, &f, "is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
     return s->boot.rank ? err_elsewhere(err) : err;

@@ -17,8 +17,9 @@ typedef struct Supervised {
     volatile uint64_t beats;            /* signs of life of the thread that watches; 0: it has none */
     volatile uint64_t signals;          /* signals that it has heard */
     volatile int64_t step;              /* the last step done; -1: none */
-    volatile int64_t saved;             /* step of the newest checkpoint that it wrote; -1: none */
+    volatile int64_t saved;             /* step of the newest checkpoint that it wrote or went on from; 0: none */
     volatile bool judged;               /* it heard a verdict, and ends its process */
+    volatile bool outdated;             /* its start was over before all had met: another rank was lost */
     volatile bool ended;                /* it comes to its end in order, so that its exit status says what happened */
     volatile bool done;                 /* all workers have done all that the run is for */
     char cause[SUPERVISED_CAUSE_BYTES]; /* why it ends; "": it could not say */
@@ -33,5 +34,13 @@ typedef struct Supervised {
 
 /* NULL for `s`: nobody supervises this process, and nothing happens. */
 void supervised_cause(Supervised *s, const char *text);
+
+/*
+ * A supervisor makes this memory, which workers find by an environment variable as new programs: *fd is open in them,
+ * and so is one with the text of the configuration's file. ERR_MEMORY.
+ */
+Err supervised_make(const char *config, Supervised **out);
+/* Is this process a worker? Then fills boot->supervised and boot->attempt, and *config, which the caller frees. */
+Err supervised_find(Boot *boot, char **config);
 
 #endif

@@ -1,5 +1,9 @@
 /* train, eval: the configuration is read here; train/train.c and train/eval.c do the rest. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/fault.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/auto_layout.h"
 #include "cli/auto_micro_batch.h"
@@ -50,11 +54,42 @@ static Err begin(Boot *boot)
     return ERR_OK;
 }
 
-/* From here on this process is a worker of the rank. */
-static Err begin_worker(const Config *c, Boot *boot)
+/*
+ * With run.restarts this process holds the rank's place, and what follows is done by workers. It reads no more of the
+ * configuration than that, so that it meets no GPU, and says nothing: workers do. The file is read once, for all of
+ * them.
+ */
+static Err hold_place(Boot *boot, Words rest)
 {
-    TRY(supervise(boot, c->run.restarts, c->parallel.freeze_s));
+    char *text;
+    int64_t size;
+    Config c = { 0 };
+    if (file_read_all(config_path, CONFIG_FILE_MAX_BYTES, &text, &size)) return ERR_OK; /* (said when it is read) */
+    if ((int64_t)strlen(text) != size) return free(text), ERR_OK;                       /* (that, too) */
+    config_arg_keep(config_path, text);
+    log_set_level(LOG_ERROR);
+    const ConfigSource source = { .path = config_path,
+                                  .text = text,
+                                  .overrides = rest.items,
+                                  .override_count = rest.count,
+                                  .world_size = boot->size };
+    if (config_read(&c, source)) log_debug("%s", err_message()); /* (a worker says what is wrong) */
+    log_set_level(boot->rank ? LOG_WARN : LOG_INFO);
+    const Err err = c.run.restarts ? supervise(boot, &c, text) : ERR_OK;
+    config_release(&c);
+    return err;
+}
+
+/* A worker finds what its supervisor has for it; with run.restarts any other process becomes a supervisor here. */
+static Err begin_rank(Boot *boot, Words rest)
+{
+    char *text;
+    TRY(supervised_find(boot, &text));
+    if (!text) return hold_place(boot, rest);
+    config_arg_keep(config_path, text);
     fault_init(boot->rank, boot->attempt);
+    if (!boot->rank && !boot->attempt)
+        log_info("run.restarts is on: a rank that is lost is started again, and the run goes on");
     return ERR_OK;
 }
 
@@ -73,8 +108,8 @@ static Err train(Words rest)
     Boot boot;
     AutoLayout layout = { 0 };
     TRY(begin(&boot));
+    TRY(begin_rank(&boot, rest));
     Err err = config_arg(&c, config_path, rest, boot.size);
-    if (!err && c.run.restarts) err = begin_worker(&c, &boot);
     const bool planned = c.parallel.planned;
     if (planned) err = auto_layout_open(&layout, config_path, rest, &c); /* (whatever its layout was) */
     layout.may_differ = may_differ;

@@ -15,10 +15,17 @@
 #include "train/kept.h"
 #include "train/spec.h"
 
+static struct {
+    const char *path, *text;
+} frozen;
+
+void config_arg_keep(const char *path, const char *text) { frozen.path = path, frozen.text = text; }
+
 ConfigSource config_source_here(const char *path, Words overrides, int64_t world_size)
 {
     char why[256];
     return (ConfigSource){ .path = path,
+                           .text = frozen.path && path && !strcmp(path, frozen.path) ? frozen.text : NULL,
                            .gpus = device_cuda_count(why, sizeof why),
                            .pairs = dot_supported(),
                            .tiles = dot_best() == DOT_AMX,

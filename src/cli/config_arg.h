@@ -10,6 +10,9 @@
 /* The source for config_read: that file (NULL: none), these overrides, this many ranks, on this machine. */
 ConfigSource config_source_here(const char *path, Words overrides, int64_t world_size);
 
+/* From now on the file at `path` has this text, whatever becomes of it. Both must stay. */
+void config_arg_keep(const char *path, const char *text);
+
 /* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size);
 

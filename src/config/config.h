@@ -103,6 +103,9 @@ enum { CONFIG_AUTO = -1 };
 /* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
 enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
 
+/* The longest file. */
+enum { CONFIG_FILE_MAX_BYTES = 1 << 20 };
+
 /* Source of a configuration. `path`, `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
 typedef struct {
     const char *path, *text;

@@ -15,8 +15,6 @@
 #include "base/quantity.h"
 #include "base/words.h"
 
-enum { FILE_MAX_BYTES = 1 << 20 };
-
 /* ---- one value ---- */
 
 /* Each takes the text, stores the value, or returns what is wrong with it (NULL: nothing). */
@@ -369,7 +367,7 @@ Err config_read_file(ConfigReader *r, const char *path)
 {
     char *text;
     int64_t size_bytes;
-    TRY_AS(ERR_CONFIG, file_read_all(path, FILE_MAX_BYTES, &text, &size_bytes));
+    TRY_AS(ERR_CONFIG, file_read_all(path, CONFIG_FILE_MAX_BYTES, &text, &size_bytes));
     if ((int64_t)strlen(text) != size_bytes) config_complain(r, "%s: not a text file: it holds a 0 byte", path);
     else config_read_text(r, text);
     free(text);

@@ -25,6 +25,7 @@ static Err take_folder(Loop *l)
     if (!l->lead) return ERR_OK;
     TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
     TRY(ckpt_lock(l->cfg->run.dir, &l->lock_fd));
+    if (l->ranks.boot.attempt) speaker_forget(l->cfg->run.dir); /* (all earlier workers are gone, as all have met) */
     run_sweep(l->cfg->run.dir);
     const char *foreign = run_file_foreign(l->cfg->run.dir);
     if (!foreign) return ERR_OK;
@@ -228,6 +229,7 @@ Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice
     TRY(run_open(&l->run, cfg, RUN_TRAIN, &l->ranks));
     if (l->lead) TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
+    if (l->ranks.boot.supervised) l->ranks.boot.supervised->saved = l->run.trainer.progress.step;
     TRY(check_earlier(l));
     TRY_AS(ERR_STORAGE, write_config(l));
     if (l->run.world->size > 1)

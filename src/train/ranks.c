@@ -179,8 +179,8 @@ static void on_verdict(void *context, const Verdict *v)
     if (!speaks_itself(v) && (last || v->rank != r->boot.rank) && speaker_is_me(&r->speaker, turn)) {
         err_set(kind_of(v), "%s", v->text);
         if (v->what == WATCH_KILLED || v->what == WATCH_FROZEN)
-            err_hint("look at that rank's host and log; the run goes on from its newest checkpoint when "
-                     "started again");
+            err_hint("look at that rank's host and log; the run goes on from its newest checkpoint %s",
+                     r->boot.supervised ? "by itself (run.restarts)" : "when started again");
         else err_hint("parallel.stall_s is the limit; megatrain doctor and a stack trace of that rank tell more");
         err_print(kind_of(v), false);
     }

@@ -621,12 +621,25 @@ static Err check_none_newer(const Run *r, const char *dir)
            err_hint("remove what is newer, or take another run.dir");
 }
 
+/* Of a run that goes on by itself: has an earlier worker left a checkpoint behind the one that resume names? At the
+ * first start there was none (check_none_newer, and resume = none). All ranks find the same. */
+static Err has_later(Run *r, const char *how, const char *dir, bool *later)
+{
+    char newest[PATH_MAX];
+    CkptMeta meta = { 0 };
+    TRY(find_alike(r, dir, INT64_MAX, newest, later));
+    if (!*later || !strcmp(how, "auto") || !strcmp(how, "none")) return ERR_OK;
+    TRY(ckpt_meta(how, &r->setup, &meta));
+    *later = step_of(newest) > meta.step;
+    return ERR_OK;
+}
+
 Err run_resume(Run *r)
 {
     const char *how = r->cfg->checkpoint.resume, *dir = r->cfg->run.dir, *load = r->cfg->checkpoint.load;
-    if (r->ranks && r->ranks->boot.attempt && ckpt_any(dir))
-        how = "auto"; /* from where the worker before had come to */
-    bool found = false, damaged;
+    bool found = false, damaged, later = false;
+    if (r->ranks && r->ranks->boot.attempt) TRY(has_later(r, how, dir, &later));
+    if (later) how = "auto";
     if (!strcmp(how, "none")) {
         if (ckpt_any(dir))
             return err_set(ERR_CKPT, "checkpoint.resume=none, but '%s' holds checkpoints", dir),

@@ -23,14 +23,14 @@ enum {
 #define LAST_WAIT_S 3.0
 
 /* A start is over by then, so nobody looks for them any more. */
-static void clear_old(const char *folder)
+static void clear_old(const char *folder, time_t age_s)
 {
     DIR *d = opendir(folder);
     const time_t now = time(NULL);
     struct stat s;
     for (struct dirent *e; d && (e = readdir(d));) {
         if (strncmp(e->d_name, RUN_SPOKEN, strlen(RUN_SPOKEN)) != 0) continue;
-        if (!fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) && now - s.st_mtim.tv_sec > LONG_AGO_S)
+        if (!fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) && now - s.st_mtim.tv_sec > age_s)
             unlinkat(dirfd(d), e->d_name, 0);
     }
     if (d) closedir(d);
@@ -48,8 +48,10 @@ void speaker_open(Speaker *s, const char *folder, const char *secret, const char
     const GreetKey key = greet_key(secret, start);
     *s = (Speaker){ 0 };
     name_file(s, folder, &key);
-    clear_old(folder);
+    clear_old(folder, LONG_AGO_S);
 }
+
+void speaker_forget(const char *folder) { clear_old(folder, -1); }
 
 void speaker_open_job(Speaker *s, const char *folder, const char *secret, const char *job)
 {

@@ -23,6 +23,9 @@ void speaker_open(Speaker *s, const char *folder, const char *secret, const char
  * so that the age of a file decides. */
 void speaker_open_job(Speaker *s, const char *folder, const char *secret, const char *job);
 
+/* Takes away what earlier starts have left, whatever its age: nobody of theirs is there. */
+void speaker_forget(const char *folder);
+
 /* turn: 0 for the rank that is to speak if it lives, 1 for the next, ... Waits for those before it, 3 s at most.
  * True: it is this rank. Where the folder cannot be written turn 0 speaks, and nobody in its place. */
 bool speaker_is_me(const Speaker *s, int turn);

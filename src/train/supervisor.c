@@ -2,10 +2,11 @@
 #include "train/supervisor.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -28,9 +29,8 @@
 typedef struct {
     Supervised *shared;
     const Boot *boot;
-    sigset_t caught, before; /* signals that this process waits for; its mask as it was */
-    int64_t restarts;        /* run.restarts */
-    double freeze_s;
+    const Config *cfg;
+    sigset_t caught, before;  /* signals that this process waits for; its mask as it was */
     bool stopping;            /* it was asked to: no worker comes after this one */
     int64_t fruitless, saved; /* restarts since the newest checkpoint; its step */
     int lost_code;            /* exit status of the last worker that was lost; 0: none was */
@@ -82,7 +82,7 @@ static void pass_on(Supervisor *v, pid_t worker, int sig, uint64_t *heard)
 static void look_at_worker(const Supervisor *v, pid_t worker, double silent_s, double judged_s)
 {
     char text[128];
-    const bool silent = v->boot->size > 1 && silent_s > v->freeze_s + SPARE_S;
+    const bool silent = v->boot->size > 1 && silent_s > v->cfg->parallel.freeze_s + SPARE_S;
     if (!silent && judged_s < LEAVING_S) return;
     if (silent) snprintf(text, sizeof text, "rank %d gave no sign of life for %.3g s", v->boot->rank, silent_s);
     else snprintf(text, sizeof text, "rank %d did not end after its verdict", v->boot->rank);
@@ -137,62 +137,101 @@ static int code_of(const Supervisor *v, int status)
     return v->lost_code && code == err_exit_code(ERR_RENDEZVOUS) ? v->lost_code : code;
 }
 
-/* Keeps for the next worker what became of this one. False: it was the last. */
-static bool goes_on(Supervisor *v, pid_t worker, int status)
+/* What became of it: what it said, or how its process ended, which nobody else says. */
+static void find_cause(const Supervisor *v, pid_t worker, int status)
 {
     Supervised *s = v->shared;
     char text[96];
-    if (v->stopping || s->done || !is_lost(v, status)) return false;
-    if (s->saved > v->saved) v->saved = s->saved, v->fruitless = 0;
-    if (v->fruitless++ == v->restarts) {
-        if (!v->boot->rank)
-            log_warn("started again %lld time%s without a new checkpoint (run.restarts): the run ends",
-                     (long long)v->restarts, v->restarts == 1 ? "" : "s");
-        return false;
-    }
-    v->lost_code = WIFSIGNALED(status) || !WEXITSTATUS(status) ? err_exit_code(ERR_PEER) : WEXITSTATUS(status);
     if (WIFSIGNALED(status))
         snprintf(text, sizeof text, "rank %d (pid %d) was ended by SIG%s", v->boot->rank, (int)worker,
                  sigabbrev_np(WTERMSIG(status)));
     else
         snprintf(text, sizeof text, "rank %d (pid %d) left with status %d", v->boot->rank, (int)worker,
                  WEXITSTATUS(status));
+    if (WIFSIGNALED(status)) log_warn("%s", text);
     snprintf(s->before, sizeof s->before, "%s", *s->cause ? s->cause : text);
     s->lost_s = clock_s();
     s->lost_step = s->step;
-    return true;
 }
 
-/* 0, 1, 2, 4 ... s: what fails at once again may need time. False: it was asked to stop meanwhile. */
+/* Keeps for the next worker what became of this one. False: it was the last. */
+static bool goes_on(Supervisor *v, pid_t worker, int status)
+{
+    Supervised *s = v->shared;
+    const int64_t most = v->cfg->run.restarts;
+    if (v->stopping || s->done || !is_lost(v, status)) return false;
+    find_cause(v, worker, status);
+    if (s->saved > v->saved) v->saved = s->saved, v->fruitless = 0;
+    v->lost_code = WIFSIGNALED(status) || !WEXITSTATUS(status) ? err_exit_code(ERR_PEER) : WEXITSTATUS(status);
+    if (v->fruitless++ < most) return true;
+    if (!v->boot->rank)
+        log_warn("the run ends: it was started again %lld time%s without a new checkpoint (run.restarts), the last "
+                 "time %s",
+                 (long long)most, most == 1 ? "" : "s", s->before);
+    return false;
+}
+
+/* 0, 1, 2, 4 ... s: what fails at once again may need time; the ranks that wait meanwhile must not give up. Of a start
+ * that was over before all had met, another rank's supervisor waits. */
+static double pause_of(const Supervisor *v)
+{
+    const double most = fmin(PAUSE_MOST_S, v->cfg->parallel.timeout_s / 4);
+    double s = 0;
+    for (int64_t n = 1; n < v->fruitless && s < most && !v->shared->outdated; n++) s = s > 0 ? 2 * s : 1;
+    return fmin(s, most);
+}
+
+/* False: it was asked to stop meanwhile, and said so. */
 static bool pause_before(Supervisor *v)
 {
-    double s = 0;
-    for (int64_t n = 1; n < v->fruitless && s < PAUSE_MOST_S; n++) s = s > 0 ? 2 * s : 1;
-    for (const double until = clock_s() + s; !v->stopping;) {
+    const double s = pause_of(v);
+    if (s > 0 && !v->boot->rank) log_info("the next start begins in %.3g s", s);
+    for (const double until = clock_s() + s;;) {
         const double left = until - clock_s();
         if (left <= 0) return true;
         const int sig = next_signal(v, left);
-        v->stopping = sig && sig != SIGCHLD;
+        if (!sig || sig == SIGCHLD) continue;
+        err_set(ERR_STOPPED, "stopped by SIG%s between two starts of the ranks", sigabbrev_np(sig));
+        err_hint("the same command goes on from the newest checkpoint in '%s', if there is one", v->cfg->run.dir);
+        err_print(ERR_STOPPED, v->boot->rank != 0);
+        return false;
     }
-    return false;
 }
 
 static void start_anew(Supervised *s)
 {
     s->beats = s->signals = 0;
-    s->judged = s->ended = false;
+    s->judged = s->ended = s->outdated = false;
     *s->cause = 0;
     s->attempt++;
 }
 
-/* In the worker. It takes the supervisor's death for SIGTERM. */
-static void become_worker(const Supervisor *v, Boot *boot, pid_t supervisor)
+/* The words of this process, as execv takes them; NULL: no memory, or no /proc. */
+static char **own_words(void)
 {
-    boot->attempt = v->shared->attempt;
-    boot->supervised = v->shared;
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    char **words = NULL, *word = NULL;
+    size_t count = 0, size = 0;
+    while (f && getdelim(&word, &size, 0, f) > 0) {
+        char **more = realloc(words, (count + 2) * sizeof *more);
+        if (!more) break;
+        words = more;
+        words[count++] = word;
+        words[count] = word = NULL;
+        size = 0;
+    }
+    if (f) fclose(f);
+    return words;
+}
+
+/* In the child: the program anew, for a device's library bears no fork. It takes the supervisor's death for SIGTERM. */
+static void become_worker(const Supervisor *v, char **words, pid_t supervisor)
+{
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != supervisor) raise(SIGTERM);
     sigprocmask(SIG_SETMASK, &v->before, NULL);
+    execv("/proc/self/exe", words);
+    _exit(err_exit_code(ERR_INTERNAL));
 }
 
 static void end(int code)
@@ -201,22 +240,21 @@ static void end(int code)
     _exit(code);
 }
 
-Err supervise(Boot *boot, int64_t restarts, double freeze_s)
+Err supervise(const Boot *boot, const Config *cfg, const char *config)
 {
     const pid_t self = getpid();
-    Supervisor v = { .boot = boot, .restarts = restarts, .freeze_s = freeze_s, .saved = -1 };
-    v.shared = mmap(NULL, sizeof *v.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (v.shared == MAP_FAILED) return err_set(ERR_MEMORY, "no memory for what a worker shares with its supervisor");
-    v.shared->step = v.shared->saved = -1;
+    char **words = own_words();
+    Supervisor v = { .boot = boot, .cfg = cfg };
+    if (!words) return err_set(ERR_MEMORY, "cannot read the words of this process in /proc");
+    TRY(supervised_make(config, &v.shared));
+    v.shared->step = -1;
     v.shared->begun_s = clock_s();
     block_signals(&v);
     signals_follow_launcher();
-    if (!boot->rank)
-        log_info("run.restarts=%lld: a rank that is lost is started again, and the run goes on", (long long)restarts);
     for (;;) {
         fflush(NULL);
         const pid_t worker = fork();
-        if (!worker) return become_worker(&v, boot, self), ERR_OK;
+        if (!worker) become_worker(&v, words, self);
         if (worker < 0) {
             err_set(ERR_MEMORY, "no process for the rank: %s", strerror(errno));
             return err_hint("raise ulimit -u, or pids.max of the control group; or run.restarts=0");

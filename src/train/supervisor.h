@@ -1,6 +1,6 @@
 /*
  * A run that goes on by itself (run.restarts). The process that the launcher started holds the rank's place in the job:
- * it has no threads and no device, and forks a worker, which is the rank. Where the worker is lost, or ends because
+ * it has no threads and no device, and starts a worker, which is the rank. Where the worker is lost, or ends because
  * another rank was, the supervisor starts the next one, and the workers meet anew.
  *
  *   launcher ─ supervisor of rank 0 ─ worker ... worker        Supervisors do not talk to each other. Workers do:
@@ -12,15 +12,14 @@
 #ifndef MEGATRAIN_TRAIN_SUPERVISOR_H
 #define MEGATRAIN_TRAIN_SUPERVISOR_H
 
-#include <stdint.h>
-
 #include "boot/boot.h"
+#include "config/config.h"
 
 /*
- * Returns in each worker alone, with boot->attempt and boot->supervised; the supervisor ends its process with the last
- * worker's exit status. restarts: how many in a row without a new checkpoint. freeze_s: as of watch_open. To be called
- * before the process has threads. ERR_MEMORY: the first worker cannot be made.
+ * Makes this process a supervisor, which ends with the last worker's exit status. Of cfg it reads run.restarts, run.dir
+ * and three limits of time; config is the text of the configuration's file, for all workers. To be called before the
+ * process has threads. It returns after an error alone: ERR_MEMORY.
  */
-Err supervise(Boot *boot, int64_t restarts, double freeze_s);
+Err supervise(const Boot *boot, const Config *cfg, const char *config);
 
 #endif
