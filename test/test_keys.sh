@@ -38,7 +38,7 @@ run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda
 run.autotune               | true         | refused 2 only device=cuda
 run.bind                   | core         | same run.bind=core | RANKS=2
-run.restarts               | 2            | same run.restarts=2 | RANKS=2
+run.restarts               | 2            | same run.restarts is on | RANKS=2
 model.arch                 | llama        | loss
 model.layers               | 2            | loss
 model.hidden               | 64           | loss

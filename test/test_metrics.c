@@ -154,7 +154,8 @@ TEST(every_name_is_documented)
     metrics_override(&m,
                      &(OverrideRecord){ .step = 1, .section = "optim", .key = "lr", .was = "1", .is = "2", .time = 3 });
     metrics_task(&m, &(TaskRecord){ .step = 1, .questions = 3, .name = "riddles", .metric = metrics, .metrics = 3 });
-    metrics_restart(&m, &(RestartRecord){ .step = 1, .restart = 1, .cause = "lost", .lost = 2, .seconds = 3, .time = 4 });
+    metrics_restart(&m,
+                    &(RestartRecord){ .step = 1, .restart = 1, .cause = "lost", .lost = 2, .seconds = 3, .time = 4 });
     OK(metrics_close(&m));
     Json *j[LINES];
     char *docs = slurp("docs/watching.md", &size);

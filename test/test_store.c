@@ -10,11 +10,13 @@
 #include "boot/link.h"
 #include "boot/meet.h"
 #include "boot/store.h"
+#include "boot/supervised.h"
 
 static Ranks ranks;
 
 typedef struct {
     int size, port, as_rank[RANKS_MAX], attempt[RANKS_MAX];
+    bool supervised;
     double timeout_s;
     const char *job;
     const char *facts[RANKS_MAX];
@@ -35,6 +37,7 @@ static int tell(Err err, double t0)
     return err_exit_code(err);
 }
 
+static Supervised shared;                  /* with no supervisor */
 static volatile sig_atomic_t told_to_stop; /* by SIGUSR1 */
 static void on_usr1(int sig) { (void)sig, told_to_stop = 1; }
 
@@ -43,6 +46,7 @@ static Err join(int i, const Plan *p, Store **s)
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
     if (p->job) snprintf(b.job, sizeof b.job, "%s", p->job);
     b.attempt = p->attempt[i];
+    if (p->supervised) b.supervised = &shared;
     signal(SIGUSR1, on_usr1);
     b.stop = &told_to_stop;
     return store_open(&b, p->timeout_s, s);
@@ -436,6 +440,7 @@ TEST(an_earlier_start_is_over_when_a_later_worker_calls)
     ranks.count = 0;
     Plan p = plan_of(3);
     p.attempt[2] = 1;
+    p.supervised = true;
     start(just_open, 0, 1, &p);
     wait_for_listener(p.port);
     start(only_come, 1, 1, &p);
@@ -447,11 +452,26 @@ TEST(an_earlier_start_is_over_when_a_later_worker_calls)
     CHECK(ranks_end(&ranks) == 2); /* rank 2 calls on: it would meet those that are started next */
 }
 
+/* Rank 0 is no worker: nobody would start it again. */
+TEST(a_rank_that_does_not_restart_says_so)
+{
+    ranks.count = 0;
+    Plan p = plan_of(2);
+    p.attempt[1] = 1;
+    start(just_open, 0, 1, &p);
+    wait_for_listener(p.port);
+    start(just_open, 1, 1, &p);
+    CHECK(ranks_listen(&ranks, 10, first_has_ended));
+    says(0, 10, "rank 0: rank 1 (host ");
+    CHECK(ranks_end(&ranks) == 1);
+}
+
 TEST(a_worker_of_an_earlier_start_is_sent_away)
 {
     ranks.count = 0;
     Plan p = plan_of(2);
     p.attempt[0] = 2, p.attempt[1] = 1;
+    p.supervised = true;
     start(just_open, 0, 1, &p);
     wait_for_listener(p.port);
     start(just_open, 1, 1, &p);

@@ -18,7 +18,8 @@ typedef struct {
 Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out);
 /* The others call this: looks for rank 0 until the deadline. */
 Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double deadline, Meeting *out);
-/* Error of a rank whose start is over, as rank 0 says in `why`. A worker says nothing: its supervisor starts the next. */
+/* Error of a rank whose start is over, as rank 0 says in `why`. A worker says nothing: its supervisor starts the
+ * next. */
 Err meet_outdated(const Boot *boot, const char *why);
 /* Makes one more connection to where `m` leads. */
 Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out);

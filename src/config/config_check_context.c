@@ -80,7 +80,7 @@ void config_take_ways(ConfigReader *r, const char *state_way, const char *way)
 static void take_way(ConfigReader *r, const char *way)
 {
     config_take_ways(r, "a2a", way);
-    config_take_ways(r, "state", way);
+    if (config_has_states(r->config)) config_take_ways(r, "state", way);
 }
 
 static void take_other_exchange(ConfigReader *r, bool all)
@@ -138,7 +138,8 @@ static void check_ring(ConfigReader *r)
     take_way(r, "allgather");
 }
 
-static void check_ways(ConfigReader *r)
+/* False: no list of ways. */
+static bool check_ways(ConfigReader *r)
 {
     LayerPattern ways;
     char text[120];
@@ -150,6 +151,7 @@ static void check_ways(ConfigReader *r)
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
     RULE(length <= layers, text, CFG_parallel_cp_comm, CFG_model_layers);
+    return length >= 0;
 }
 
 static bool states_meet(const Config *c)
@@ -179,8 +181,7 @@ void config_check_context(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, parts = 2 * cp;
-    check_ways(r);
-    if (cp == 1) return;
+    if (!check_ways(r) || cp == 1) return;
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0,
          "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks", CFG_run_reproducible,
          CFG_parallel_cp, CFG_parallel_seq_blocks);

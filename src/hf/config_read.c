@@ -593,6 +593,7 @@ static Err settle_kda(Reader *r)
         if (said != (i < m->layers))
             return no(r, "'kda_layers' and 'full_attn_layers' do not name each block once, counted from 1");
     }
+    if (m->typed && m->typed != m->layers) return no(r, "'layer_types' does not have a word for each block");
     if (m->typed && memcmp(&m->sliding, &m->kda.blocks, sizeof m->sliding) != 0)
         return no(r, "'layer_types' and 'linear_attn_config' differ in the blocks with linear attention");
     if (!m->typed) m->typed = m->layers, m->sliding = m->kda.blocks;
