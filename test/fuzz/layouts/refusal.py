@@ -9,7 +9,7 @@ from program import Hang
 from trial import Finding
 
 KEY = r"(?:(?:run|model|moe|parallel|train|optim|data|checkpoint|debug)\.)?[a-z_]+"
-ASSIGNMENT = re.compile(rf"\b({KEY}) ?= ?'?([\w.+-]+)'?")
+ASSIGNMENT = re.compile(rf"\b({KEY}) ?= ?'?([\w.+*-]+(?:,[\w.+*-]+)*)'?")  # (a list over blocks has commas)
 SECTIONS = {"cp_comm": "parallel", "cp_heads": "parallel", "seq_blocks": "parallel", "attn_block": "parallel",
             "reproducible": "run", "slices": "parallel", "sp": "parallel", "capacity": "moe", "balance": "moe",
             "aux_coeff": "moe", "unit": "moe", "router": "moe", "normalize": "moe", "ep": "parallel", "etp": "parallel",
