@@ -54,6 +54,14 @@ static Err begin(Boot *boot)
     return ERR_OK;
 }
 
+/* (most runs have the key nowhere, and read their configuration once) */
+static bool names_restarts(const char *text, Words rest)
+{
+    bool found = strstr(text, "restarts") != NULL;
+    for (int i = 0; i < rest.count; i++) found |= strstr(rest.items[i], "restarts") != NULL;
+    return found;
+}
+
 /*
  * With run.restarts this process holds the rank's place, and what follows is done by workers. It reads no more of the
  * configuration than that, so that it meets no GPU, and says nothing: workers do. The file is read once, for all of
@@ -67,6 +75,7 @@ static Err hold_place(Boot *boot, Words rest)
     if (file_read_all(config_path, CONFIG_FILE_MAX_BYTES, &text, &size)) return ERR_OK; /* (said when it is read) */
     if ((int64_t)strlen(text) != size) return free(text), ERR_OK;                       /* (that, too) */
     config_arg_keep(config_path, text);
+    if (!names_restarts(text, rest)) return ERR_OK;
     log_set_level(LOG_ERROR);
     const ConfigSource source = { .path = config_path,
                                   .text = text,
