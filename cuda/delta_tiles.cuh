@@ -154,10 +154,13 @@ __device__ __forceinline__ void solve_store(const DeltaSolved &s, const DeltaCal
             const float *x = TURNED ? m + j * SOLVE_PITCH + i : m + i * SOLVE_PITCH + j;
             split_pair(high[e], low[e], x[0], x[TURNED ? SOLVE_PITCH : 1]);
         }
-        __stcg(reinterpret_cast<uint4 *>(s.at(c, w, item, matrix, 0, t / STEPS, t % STEPS)),
-               make_uint4(high[0], high[1], high[2], high[3]));
-        __stcg(reinterpret_cast<uint4 *>(s.at(c, w, item, matrix, 1, t / STEPS, t % STEPS)),
-               make_uint4(low[0], low[1], low[2], low[3]));
+        UNROLL
+        for (int part = 0; part < 2; part++) {
+            const uint32_t *x = part ? low : high;
+            __stcg(reinterpret_cast<int4 *>(s.at(c, w, item, matrix, part, t / STEPS, t % STEPS)),
+                   make_int4(static_cast<int>(x[0]), static_cast<int>(x[1]), static_cast<int>(x[2]),
+                             static_cast<int>(x[3])));
+        }
     }
 }
 

@@ -329,7 +329,7 @@ fi
 others() {
     python3 -u -c "import socket, os, random, time, sys; base, port = $base, $port; $1" >others.txt 2>&1 &
     other=$!
-    for ((i = 0; i < 3000; i++)); do grep -q ready others.txt && break; pause 0.02; done
+    for ((i = 0; i < 9000; i++)); do grep -q ready others.txt && break; pause 0.02; done
     port=$(sed -n 's/^ready //p' others.txt)
     check "$what: something else on the ports: $(tail -1 others.txt)" [ -n "$port" ]
 }

@@ -17,7 +17,7 @@
 
 typedef struct {
     Recurrent r;
-    int skip, norm; /* numbers of heads; the norm's weight, [columns of all groups] */
+    int norm; /* the norm's weight, [columns of all groups] */
 } Mamba;
 
 enum { STEP, DECAY }; /* gates */
@@ -68,22 +68,17 @@ static Err scan(const RecurrentCall *k, const Scan *x, Tensor y, Tensor o, Tenso
     const Mixed h = mixed_of(k, y, x->rows);
     if (!states.data) TRY(states_new(k, k->B * windows_of(k, x->rows) * k->scan_heads, &states));
     return op(k->c->s, mamba_fwd, .o = o, .states = states, .after = after, .x = h.x, .k = h.k, .q = h.q,
-              .delta = x->gate[STEP], .g = x->gate[DECAY], .skip = own_units(k, param_value(k->c, mamba_of(k)->skip)),
+              .delta = x->gate[STEP], .g = x->gate[DECAY], .skip = own_units(k, param_value(k->c, k->r->skip)),
               .doc = x->doc, .before = x->state, .first = x->first);
 }
 
-/* dskip [B, rows, heads] */
-static Err skip_backward(const RecurrentCall *k, Tensor dskip)
+/* dskip [B, rows, heads]; recurrent.c says when the gradient may go out. */
+static Err skip_backward(const RecurrentCall *k, Tensor dskip, const ScanBackward *b)
 {
     Ctx *c = k->c;
-    const int id = mamba_of(k)->skip;
-    bool fresh;
-    Tensor acc[2];
-    TRY(grad_pair(k, id, -1, true, acc, &fresh));
-    TRY(op(c->s, bias_grad, .dbias = acc[0], .dy = rows_of_heads(dskip, k->scan_heads),
-           .shift = param_store_shift(c->params, id), .overflow = c->params->stats->overflow,
-           .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
-    return grad_added(c, id);
+    return op(c->s, bias_grad, .dbias = b->skip, .dy = rows_of_heads(dskip, k->scan_heads),
+              .shift = param_store_shift(c->params, k->r->skip), .overflow = c->params->stats->overflow,
+              .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = b->fresh);
 }
 
 static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor y, const ScanBackward *b)
@@ -97,9 +92,8 @@ static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor y, const 
     TRY(op(c->s, mamba_bwd, .dx = dh.x, .dk = dh.k, .dq = dh.q, .ddelta = b->dgate[STEP], .dg = b->dgate[DECAY],
            .dskip = dskip, .dbefore = b->dbefore, .dstates = dstates, .go = b->go, .dafter = b->dafter, .x = h.x,
            .k = h.k, .q = h.q, .delta = x->gate[STEP], .g = x->gate[DECAY],
-           .skip = own_units(k, param_value(c, mamba_of(k)->skip)), .states = b->states, .doc = x->doc,
-           .first = x->first));
-    TRY(skip_backward(k, dskip));
+           .skip = own_units(k, param_value(c, k->r->skip)), .states = b->states, .doc = x->doc, .first = x->first));
+    TRY(skip_backward(k, dskip, b));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -170,7 +164,7 @@ static Err mamba_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
                                     .window = MAMBA_WINDOW,
                                     .z_first = true } } };
     TRY(recurrent_add(&m->r, reg, &parts, name, layer));
-    TRY(recurrent_add_numbers(&m->r, reg, name, "skip", 1, INIT_ONE, &m->skip));
+    TRY(recurrent_add_numbers(&m->r, reg, name, "skip", 1, INIT_ONE, &m->r.skip));
     TRY(add_norm(m, reg, name));
     return recurrent_add_proj(&m->r, reg, name, layer);
 }

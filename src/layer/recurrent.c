@@ -81,7 +81,7 @@ Err recurrent_add(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, con
                       .fp8 = model_fp8(s, layer) };
     memcpy(in.section, p->section, sizeof in.section);
     memcpy(in.head_rows, p->head_rows, sizeof in.head_rows);
-    r->conv_bias = -1;
+    r->conv_bias = r->skip = -1;
     TRY(linear_register(&r->in, reg, in));
     TRY(add_small(r, reg, p, owner, layer));
     TRY(add_conv(r, reg, p, owner));
@@ -225,6 +225,15 @@ static Tensor by_sample(const RecurrentCall *k, Tensor states)
 }
 
 /* ---- what the scan reads ---- */
+
+/* What ranks that wait for each other's states must not do in between: calls of all of them. Where streams share a queue
+ * the rank that has the state would wait there for the one that waits for it. So weights that the scan reads are there
+ * before, and so are places for its gradients, which go out behind. */
+static void have_weights(const RecurrentCall *k)
+{
+    const int id[] = { k->r->conv, k->r->conv_bias, k->r->skip };
+    for (int i = 0; i < 3; i++) (void)param_value(k->c, id[i]);
+}
 
 static Err convolve(const RecurrentCall *k, const Scan *x, Tensor *y)
 {
@@ -616,6 +625,7 @@ static Err mix(const RecurrentCall *k, Tensor mixed, const Outputs *t)
     if (mixed.data != t->mixed.data) TRY(device_copy(c->s, t->mixed.data, mixed.data, tensor_bytes(mixed)));
     Scan x = scan_of(k, mixed, gate, doc);
     if (c->block.cache) return cached_forward(k, &x, o);
+    have_weights(k);
     if (k->chain) TRY(take_from_rank(k, &x, t->before));
     TRY(after_alloc(k, &after));
     TRY(scan_forward(k, &x, by_head(k, o), t->states, after));
@@ -668,20 +678,33 @@ Err grad_pair(const RecurrentCall *k, int a, int b, bool in_parts, Tensor acc[2]
     return ERR_OK;
 }
 
-static Err conv_backward(const RecurrentCall *k, const Scan *x, Tensor dy, Tensor dx, Tensor after, Tensor dahead)
+/* Sums that a weight's and a bias' gradient go to; nothing is in them yet. */
+typedef struct {
+    Tensor acc[2];
+    bool fresh;
+} GradPair;
+
+static Err conv_backward(const RecurrentCall *k, const Scan *x, const GradPair *d, Tensor dy, Tensor dx, Tensor after,
+                         Tensor dahead)
 {
     Ctx *c = k->c;
     const int w = k->r->conv, bias = k->r->conv_bias;
-    bool fresh;
-    Tensor acc[2];
-    TRY(grad_pair(k, w, bias, true, acc, &fresh));
-    TRY(op(c->s, conv_silu_bwd, .dx = dx, .dw = acc[0], .dbias = acc[1], .dbefore = dahead, .dy = dy, .after = after,
-           .x = x->mixed, .w = own_units(k, param_value(c, w)), .bias = own_units(k, param_value(c, bias)),
-           .before = x->ahead, .doc = x->doc, .shift_w = param_store_shift(c->params, w),
-           .shift_b = bias < 0 ? none : param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
-           .first = x->first, .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
-    TRY(grad_added(c, w));
-    return bias < 0 ? ERR_OK : grad_added(c, bias);
+    return op(c->s, conv_silu_bwd, .dx = dx, .dw = d->acc[0], .dbias = d->acc[1], .dbefore = dahead, .dy = dy,
+              .after = after, .x = x->mixed, .w = own_units(k, param_value(c, w)),
+              .bias = own_units(k, param_value(c, bias)), .before = x->ahead, .doc = x->doc,
+              .shift_w = param_store_shift(c->params, w),
+              .shift_b = bias < 0 ? none : param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
+              .first = x->first, .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits,
+              .fresh = d->fresh);
+}
+
+/* (have_weights says why here) */
+static Err grads_added(const RecurrentCall *k)
+{
+    const int id[] = { k->r->conv, k->r->conv_bias, k->r->skip };
+    for (int i = 0; i < 3; i++)
+        if (id[i] >= 0) TRY(grad_added(k->c, id[i]));
+    return ERR_OK;
 }
 
 /* The states at the start of windows, made again if they were not kept. */
@@ -749,19 +772,25 @@ static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor go, const
     ScanBackward b = { .go = go };
     Tensor y;
     RecurrentBorder behind, ahead;
+    GradPair conv, skip = { .fresh = false };
     TRY(states_of(k, x, &b.states));
     TRY(ahead_alloc(k, &ahead));
     b.dbefore = ahead.state;
     TRY(convolve(k, x, &y));
     TRY(tensor_new(c->scratch, &b.dy, c->dtype, k->B, k->rows, channels));
     for (int i = 0; i < GATES; i++) b.dgate[i] = gate_samples(k, d->gate[i], i, k->rows, k->scan_heads);
+    have_weights(k);
+    TRY(grad_pair(k, k->r->conv, k->r->conv_bias, true, conv.acc, &conv.fresh));
+    if (k->r->skip >= 0) TRY(grad_pair(k, k->r->skip, -1, true, skip.acc, &skip.fresh));
+    b.skip = skip.acc[0], b.fresh = skip.fresh;
     TRY(take_behind(k, &behind));
     b.dafter = behind.state;
     TRY(k->r->ops->scan_backward(k, x, y, &b));
     if (k->chain && !is_first(k)) TRY(pass(k, -1, MESSAGE_STATE, ahead.state, none));
     if (!is_last(k)) TRY(pass(k, -1, MESSAGE_TAIL, none, behind.tail));
-    TRY(conv_backward(k, x, b.dy, tensor_reshape(d->mixed, k->B, k->rows, channels), behind.tail, ahead.tail));
-    return give_back(k, &ahead);
+    TRY(conv_backward(k, x, &conv, b.dy, tensor_reshape(d->mixed, k->B, k->rows, channels), behind.tail, ahead.tail));
+    TRY(give_back(k, &ahead));
+    return grads_added(k);
 }
 
 /* From go [N, units * gated] the gradients of this rank's rows. */

@@ -56,6 +56,7 @@ typedef struct {
     Linear up[LATENTS];  /* from latents */
     int conv, conv_bias; /* -1: it has none */
     int a_log, dt_bias;
+    int skip; /* numbers of heads that the scan itself reads; -1: it has none */
 } Recurrent;
 
 /* With selective recomputation states and gated are not kept. mixed and states are of the positions and heads that
@@ -94,6 +95,8 @@ typedef struct {
 typedef struct {
     Tensor go, dafter, states;
     Tensor dy, dgate[GATES], dbefore;
+    Tensor skip; /* where the gradient of Recurrent.skip is summed */
+    bool fresh;  /* nothing is in it yet */
 } ScanBackward;
 
 /* Members that a kind has of its own. y [B, rows, channels] is the convolution's result, which a scan may overwrite. */

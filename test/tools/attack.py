@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 
-MAGIC, VERSION = b"MGTRAIN1", 4
+MAGIC, VERSION = b"MGTRAIN1", 5
 CALLS_A_PORT = 40
 CALL = 48
 ANSWER = CALL + 32
@@ -61,7 +61,7 @@ def greet(s, port, key, rank, role, process=b"\x01" * 8):
     answer = receive(s, ANSWER)
     numbers = number + answer[16:CALL]
     right = answer[CALL:] == proof(key, 1, port, numbers)
-    hello = process + struct.pack("<IIII", role, rank, 0, os.getpid()) + b"attacker\x1b[2J".ljust(64, b"\0")
+    hello = process + struct.pack("<IIIIII", role, rank, 0, os.getpid(), 0, 0) + b"attacker\x1b[2J".ljust(64, b"\0")
     word = hello + proof(key, 2, port, numbers, hello)
     s.sendall(word)
     return word, right, numbers
@@ -73,7 +73,7 @@ def knock(port, secret, job, rank, role):
     heard = receive(s, WELCOME)
     if len(heard) < WELCOME:
         return print("right" if right else "wrong", "answer, then", len(heard), "bytes and a close")
-    hello, welcome = word[:88], heard[:-32]
+    hello, welcome = word[:-32], heard[:-32]
     proven = heard[-32:] == proof(key, 3, port, numbers, hello + welcome)
     text = welcome[80:].split(b"\0")[0].decode()
     print("right answer," if right else "wrong answer,", "proven" if proven else "unproven",
