@@ -226,7 +226,7 @@ static Tensor by_sample(const RecurrentCall *k, Tensor states)
 
 /* ---- what the scan reads ---- */
 
-/* What ranks that wait for each other's states must not do in between: calls of all of them. Where streams share a queue
+/* Ranks that wait for each other's states must not make calls of all of them in between. Where streams share a queue,
  * the rank that has the state would wait there for the one that waits for it. So weights that the scan reads are there
  * before, and so are places for its gradients, which go out behind. */
 static void have_weights(const RecurrentCall *k)
