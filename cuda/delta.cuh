@@ -36,7 +36,7 @@ template <class T> struct DeltaBwd {
     Rows<const float> dafter, states;
 };
 
-/* By tensor cores, if these take the call: *done; else nothing happens. */
+/* Tensor cores do it if they take the call: *done; else nothing happens. */
 Err delta_tiles_fwd(Stream *s, const delta_fwd_args *a, const DeltaFwd<bf16> &f, bool *done);
 Err delta_tiles_bwd(Stream *s, const delta_bwd_args *a, const DeltaBwd<bf16> &f, bool *done);
 

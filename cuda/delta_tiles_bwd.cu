@@ -206,7 +206,7 @@ __device__ __forceinline__ RowTiles row_tiles(bf16 *at)
              at + 10 * DELTA_TILE };
 }
 
-/* Of a head, by the warps that have the parts. */
+/* Sums of a head, by the warps that have the parts. */
 struct RowSums {
     float read[2][DELTA_WINDOW], gave[STEPS][DELTA_WINDOW]; /* of `both`: of a row, of a column */
     float from[2][DELTA_WINDOW], last[2][DELTA_WINDOW], beta[DELTA_WINDOW];
@@ -276,7 +276,7 @@ __device__ __forceinline__ void add_keys(HalfSums &to, float sum[2], const HalfS
     }
 }
 
-/* What passes through the state before the window, and that behind it, of 64 columns of values; from, last: a warp's
+/* Gradients through the state before the window, and that behind it, of 64 columns of values; from, last: a warp's
  * parts of the gradients of decays, times these. */
 __device__ __forceinline__ void back_keys(RowGradients &d, float from[2], float last[2], const BackRange &r,
                                           const RowTiles &t, const DeltaGates &gates, int64_t kept, int64_t slot,

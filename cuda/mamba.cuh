@@ -55,7 +55,7 @@ template <class T> struct MambaBwd {
 
 /* ---- the form by tensor cores (mamba_tiles_fwd.cu) ---- */
 
-/* What it takes: bf16 in rows at multiples of 16 bytes, widths that its tiles hold. rows: of all tensors but gates. */
+/* Calls taken: bf16 in rows at multiples of 16 bytes, widths that its tiles hold. rows: of all tensors but gates. */
 bool mamba_takes_tiles(Stream *s, Tensor x, Tensor k, std::initializer_list<Tensor> rows);
 
 Err mamba_tiles_fwd(Stream *s, const MambaFwd<bf16> &f);

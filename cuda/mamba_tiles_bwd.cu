@@ -88,7 +88,7 @@ __device__ __forceinline__ float head_products(TileSums kq[2], TileSums &read, T
     return sum;
 }
 
-/* What the rows i from j on, of which there are blocks of 16, add to dwrite; and `both`. */
+/* Sums that the rows i from j on, in blocks of 16, add to dwrite; and `both`. */
 __device__ __forceinline__ void head_pairs(TileSums &dwrite, HeadSums &sums, const TileSums kq[2],
                                            const MambaGates &gates, const HeadTiles &t)
 {

@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_keys(const StateCall &f, const bf16 *keys, c
         }
 }
 
-/* What a window adds to the state, in the place of the state itself. BACK: to the gradient of the one before. */
+/* A window's sum for the state, in the place of the state itself. BACK: for the gradient of the one before. */
 template <bool BACK> __global__ void __launch_bounds__(SCAN_THREADS, 2) mamba_added_kernel(StateCall f)
 {
     const MambaCall<bf16> &c = f.c;
@@ -99,7 +99,7 @@ template <bool BACK> __global__ void __launch_bounds__(SCAN_THREADS, 2) mamba_ad
 
 constexpr int CHAIN_AHEAD = 4;
 
-/* What windows add becomes the states before them; BACK: their gradients behind them. */
+/* Sums of windows become the states before them; BACK: their gradients behind them. */
 template <bool BACK> __global__ void __launch_bounds__(SCAN_THREADS) mamba_chain_kernel(StateCall f)
 {
     const MambaCall<bf16> &c = f.c;

@@ -231,7 +231,7 @@ __device__ __forceinline__ void tile_add(TileSums &y, const TileSums &x, const f
         for (int e = 0; e < 4; e++) y.x[n][e] = fmaf(factor[e / 2], x.x[n][e], y.x[n][e]);
 }
 
-/* Of lanes that share a row. */
+/* Sum over the lanes that share a row. */
 __device__ __forceinline__ float tile_row_sum(float x)
 {
     x += __shfl_xor_sync(ALL_LANES, x, 1);

@@ -13,34 +13,9 @@ make_ini gemma.ini $shared model.layers=4 model.heads=4 model.kv_heads=2 model.s
     model.attention_softcap=5 model.rope_base_local=100 model.window=16,0 model.rope_scaling=linear model.rope_factor=4 \
     model.qk_norm=true
 make_ini olmo.ini $shared model.layers=2 model.heads=8 model.kv_heads=2 model.seq=64 model.block_norms=post model.qk_norm=full
-seen() { # FOLDER: digest and losses
-    "$mt" inspect "$1/checkpoints/step-00000004" 2>/dev/null | grep -i digest
-    grep -oE '"(valid_)?loss":[0-9.]+' "$1/metrics.jsonl"
-}
-begin() { # MODEL: with one rank, to which others are held
-    model=$1 n=0
-    run 1
-    check "$model: a digest, losses of steps and of evaluations" [ "$(wc -l <$model.1.txt)" -ge 7 ]
-}
-run() { # RANKS KEY=VALUE...
-    local ranks=$1 start=() dir
-    shift
-    n=$((n + 1))
-    dir=$model.$n
-    [ "$ranks" = 1 ] || start=("$root/scripts/launch.sh" -n "$ranks" --)
-    "${start[@]}" "$mt" --config $model.ini run.dir=$dir "$@" >/dev/null 2>err.txt || bad "$model $*: $(grep -m1 error err.txt)"
-    seen $dir >$dir.txt
-    [ $n = 1 ] || check "$model: $ranks ranks, $*: $(diff $model.1.txt $dir.txt | head -3)" cmp -s $model.1.txt $dir.txt
-}
-differs() { # KEY=VALUE...: each does something to the losses
-    for key in "$@"; do
-        "$mt" --config $model.ini run.dir=other model.$key >/dev/null 2>err.txt || bad "$key: $(grep -m1 error err.txt)"
-        seen other >other.txt
-        check "$key changes nothing" [ "$(grep -c . other.txt)" -ge 7 -a "$(tail -1 other.txt)" != "$(tail -1 $model.1.txt)" ]
-        rm -rf other
-    done
-}
-begin gemma
+last=4 least=7
+. "$root/test/like_one.sh"
+hold gemma
 run 1 train.recompute=full
 run 1 train.recompute=selective train.micro_batch=1
 run 2 parallel.tp=2
@@ -50,7 +25,7 @@ run 2 parallel.cp=2
 run 2 parallel.zero=1
 run 4 parallel.tp=2 parallel.pp=2
 differs activation=swiglu block_norms=pre embed_scale=7 attention_scale=0.3 final_softcap=4 rope_base_local=0
-begin olmo
+hold olmo
 run 1 train.recompute=full
 run 1 train.recompute=selective train.micro_batch=1
 run 1 parallel.slices=2
@@ -64,7 +39,7 @@ run 4 parallel.tp=2 parallel.pp=2 parallel.schedule=zb-h1 train.micro_batch=1
 differs block_norms=pre block_norms=both qk_norm=false qk_norm=true
 begin_parallel() { # MODEL KEY=VALUE...
     make_ini $1.ini $shared model.layers=4 model.heads=4 model.kv_heads=2 model.seq=64 model.bias=true "${@:2}"
-    begin $1
+    hold $1
     run 1 train.recompute=full
     run 1 train.recompute=selective train.micro_batch=1
     run 2 parallel.tp=2
@@ -82,6 +57,6 @@ differs block_norms=pre block_norms=parallel activation=gelu
 begin_parallel beside model.block_norms=parallel model.residual_scale=0.5 moe.experts=4 moe.topk=2 moe.ffn=24 moe.every=0,1,0,1
 # parts of rows that are not alike: 42 over 4 ranks
 sed 's/^seq=64/seq=42/; s/^seq_blocks=8/seq_blocks=2/' olmo.ini >uneven.ini
-begin uneven
+hold uneven
 run 4 parallel.tp=4 parallel.sp=false train.micro_batch=1
 finish

@@ -2,39 +2,18 @@
 # What classes of transformers have beside Llama's layers, in layouts of each kind: factors on embeddings, branches,
 # scores and logits; a bias of the head; squared ReLU; sinks; a part of each head that turns, in some blocks; angles by
 # yarn, llama3 and linear scaling; LayerNorms, with biases and without; layers in parallel. Each model gives one digest
-# and the same losses in all of them, with operands of 8 bits, Muon and muP beside them, too. That the numbers are the right ones: test_hf.sh.
+# and the same losses in all of them, with operands of 8 bits, Muon and muP beside them, too. That the numbers are the
+# right ones: test_hf.sh.
 . "$(dirname "$0")/lib.sh"
 make_tiny
 shared="train.global_batch=4 train.steps=3 train.eval_every=2 optim.lr=0.01 parallel.seq_blocks=8 parallel.attn_block=8
     model.arch=llama model.layers=4 model.hidden=64 model.ffn=96 model.heads=4 model.kv_heads=2 model.seq=64
     model.dropout=0.1 parallel.tp_blocks=4"
-seen() { # FOLDER: digest and losses
-    "$mt" inspect "$1/checkpoints/step-00000003" 2>/dev/null | grep -i digest
-    grep -oE '"(valid_)?loss":[0-9.]+' "$1/metrics.jsonl"
-}
-begin() { # MODEL KEY=VALUE...: with one rank, to which others are held
-    model=$1 n=0
-    make_ini $model.ini $shared "${@:2}"
-    run 1
-    check "$model: a digest, losses of steps and of evaluations" [ "$(wc -l <$model.1.txt)" -ge 5 ]
-}
-run() { # RANKS KEY=VALUE...
-    local ranks=$1 start=() dir
-    shift
-    n=$((n + 1))
-    dir=$model.$n
-    [ "$ranks" = 1 ] || start=("$root/scripts/launch.sh" -n "$ranks" --)
-    "${start[@]}" "$mt" --config $model.ini run.dir=$dir "$@" >/dev/null 2>err.txt || bad "$model $*: $(grep -m1 error err.txt)"
-    seen $dir >$dir.txt
-    [ $n = 1 ] || check "$model: $ranks ranks, $*: $(diff $model.1.txt $dir.txt | head -3)" cmp -s $model.1.txt $dir.txt
-}
-differs() { # KEY=VALUE...: each does something to the losses
-    for key in "$@"; do
-        "$mt" --config $model.ini run.dir=other model.$key >/dev/null 2>err.txt || bad "$key: $(grep -m1 error err.txt)"
-        seen other >other.txt
-        check "$key changes nothing" [ "$(wc -l <other.txt)" -ge 5 -a "$(tail -1 other.txt)" != "$(tail -1 $model.1.txt)" ]
-        rm -rf other
-    done
+last=3 least=5
+. "$root/test/like_one.sh"
+begin() { # MODEL KEY=VALUE...
+    make_ini $1.ini $shared "${@:2}"
+    hold $1
 }
 twelve() { # [KEY=VALUE]: in the place of no sp
     run 1 train.recompute=full

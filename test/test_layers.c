@@ -545,7 +545,7 @@ TEST(mamba) { check_mamba((MambaSpec){ 2, 2, 9, 30, 4, true, 0 }, false); }
 TEST(mamba_groups) { check_mamba((MambaSpec){ 6, 2, 5, 33, 3, false, 0 }, false); }
 TEST(mamba_recomputed) { check_mamba((MambaSpec){ 4, 2, 3, 40, 2, true, 1e-3f }, true); }
 
-/* Where every step is the least one, Wdt and dt_bias have no gradient and the others have; where none is, all have. */
+/* Wdt and dt_bias have no gradient where every step is the least one, and the others have; where none is, all have. */
 TEST(mamba_least_steps)
 {
     static const float least[] = { 8, 1e-9f };

@@ -36,8 +36,8 @@ typedef struct Supervised {
 void supervised_cause(Supervised *s, const char *text);
 
 /*
- * A supervisor makes this memory, which workers find by an environment variable as new programs: *fd is open in them,
- * and so is one with the text of the configuration's file. ERR_MEMORY.
+ * A supervisor makes this memory, and a copy of the configuration's file. Workers, as new programs, find both by an
+ * environment variable, which names two descriptors that they inherit. ERR_MEMORY.
  */
 Err supervised_make(const char *config, Supervised **out);
 /* Is this process a worker? Then fills boot->supervised and boot->attempt, and *config, which the caller frees. */

@@ -91,7 +91,7 @@ void config_check_context(ConfigReader *r);
 void config_check_slices(ConfigReader *r);
 bool config_slices_fit(const Config *c);
 
-/* What is wrong with a list over blocks: as many were read as the length says, and it must have this form. */
+/* The mistake of a list over blocks: as many were read as the length says, and it must have this form. */
 const char *config_list_text(int64_t length, const char *form);
 
 /* The pattern of parallel.cp_comm; as layer_pattern_read_words. */

@@ -323,7 +323,7 @@ static double plain_seconds(const CostModel *m, Tensor q, double flop)
     return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan(SCAN_PLAIN));
 }
 
-/* By tensor cores it has 64 columns of a value head (cuda/delta_tiles_fwd.cu); backward all windows' rows follow. */
+/* A block with tensor cores: 64 columns of a value head (cuda/delta_tiles_fwd.cu); backward all windows follow. */
 static double delta_seconds(const CostModel *m, Tensor q, Tensor v, bool forward, double flop)
 {
     enum { COLUMNS = 64 };

@@ -36,7 +36,7 @@ static void put_words(JsonOut *j, const HfKey *k, int64_t layers, const LayerSet
     json_close(j, ']');
 }
 
-/* Of a hybrid with windows. */
+/* Blocks of a hybrid with windows. */
 static void put_three(JsonOut *j, const HfModel *m, const HfKey *k)
 {
     json_open(j, k->name, '[');

@@ -198,7 +198,7 @@ static Err write_all(Export *m, SetupArena *a)
     return tokenizer_join(x->apart, x->apart_in, path);
 }
 
-/* What the files of a job depend on. */
+/* All that the files of a job depend on. */
 static Err identity_of(const Export *m, char out[IDENTITY_BYTES])
 {
     char path[PATH_MAX], *crc;

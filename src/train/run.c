@@ -621,7 +621,7 @@ static Err check_none_newer(const Run *r, const char *dir)
            err_hint("remove what is newer, or take another run.dir");
 }
 
-/* Of a run that goes on by itself: has an earlier worker left a checkpoint behind the one that resume names? At the
+/* Has an earlier worker of a run that goes on by itself left a checkpoint behind the one that resume names? At the
  * first start there was none (check_none_newer, and resume = none). All ranks find the same. */
 static Err has_later(Run *r, const char *how, const char *dir, bool *later)
 {

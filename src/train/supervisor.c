@@ -59,10 +59,13 @@ static int next_signal(const Supervisor *v, double seconds)
     return sig > 0 ? sig : 0;
 }
 
-static void nap(double seconds)
+/* Waits for HEAR_S at most. True: the worker has heard a signal more. */
+static bool is_heard(const Supervisor *v, uint64_t before)
 {
-    struct timespec t = { 0, (long)(1e9 * seconds) };
-    nanosleep(&t, NULL);
+    const struct timespec pause = { 0, 10 * 1000 * 1000 };
+    for (const double until = clock_s() + HEAR_S; clock_s() < until && v->shared->signals == before;)
+        nanosleep(&pause, NULL);
+    return v->shared->signals != before;
 }
 
 /* A terminal, or a launcher, may have sent it to the whole process group: a second SIGINT would end the worker at
@@ -70,9 +73,7 @@ static void nap(double seconds)
 static void pass_on(Supervisor *v, pid_t worker, int sig, uint64_t *heard)
 {
     v->stopping = true;
-    for (const double until = clock_s() + HEAR_S; clock_s() < until && v->shared->signals == *heard;) nap(0.01);
-    if (v->shared->signals == *heard) kill(worker, sig);
-    for (const double until = clock_s() + HEAR_S; clock_s() < until && v->shared->signals == *heard;) nap(0.01);
+    if (!is_heard(v, *heard)) kill(worker, sig), is_heard(v, *heard);
     *heard = v->shared->signals;
 }
 
@@ -137,7 +138,7 @@ static int code_of(const Supervisor *v, int status)
     return v->lost_code && code == err_exit_code(ERR_RENDEZVOUS) ? v->lost_code : code;
 }
 
-/* What became of it: what it said, or how its process ended, which nobody else says. */
+/* The cause is what the worker said, or how its process ended, which nobody else says. */
 static void find_cause(const Supervisor *v, pid_t worker, int status)
 {
     Supervised *s = v->shared;
